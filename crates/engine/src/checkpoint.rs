@@ -6,16 +6,16 @@
 
 use crate::api::{BLOCK_BYTES, ControlError, IoError, Nanos, VolumeId};
 use crate::base::device::Device;
+use crate::base::mem::{AlignedBuf, Buf};
+use crate::base::mutation::mutated;
+use crate::blocks::index::{Lookup, OBJECT_BLOCKS, ObjectFlags};
+use crate::blocks::space::{RESERVE_READ_CACHE, SegmentState, Space};
+use crate::control::volume::Volume;
 use crate::engine::{Engine, Io};
 use crate::format::{
     self, CHECKPOINT_MAGIC, CHECKPOINT_VERSION, CheckpointHeader, EXTENTS_PER_PAGE, ExtentItem, ExtentKind,
     PAGE_MAGIC, PageHeader, SLOT_COPIES, SLOTS, SegmentItem, VolumeItem, byte, crc32c,
 };
-use crate::blocks::index::{Lookup, OBJECT_BLOCKS, ObjectFlags};
-use crate::base::mem::{AlignedBuf, Buf};
-use crate::base::mutation::mutated;
-use crate::blocks::space::{RESERVE_READ_CACHE, SegmentState, Space};
-use crate::control::volume::Volume;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -209,7 +209,7 @@ impl Engine {
                 return None;
             }
             let whole = self.volumes.iter_mut().flatten().filter(|v| !v.failed);
-            whole.max_by_key(|v| v.index.blocks().lost)?.failed = true;
+            whole.max_by_key(|v| v.ledger.blocks().lost)?.failed = true;
         }
     }
 
@@ -524,7 +524,7 @@ fn collect_extents(volumes: &[Option<Box<Volume>>]) -> (Vec<ExtentItem>, Vec<u64
     let mut last_kind = 0;
     for (v, volume) in volumes.iter().enumerate() {
         let Some(volume) = volume else { continue };
-        let counts = volume.index.blocks();
+        let counts = volume.ledger.blocks();
         if counts.zero == 0 && counts.lost == 0 {
             continue;
         }
@@ -552,8 +552,8 @@ fn collect_extents(volumes: &[Option<Box<Volume>>]) -> (Vec<ExtentItem>, Vec<u64
         let mut covered_to = u64::MAX;
         let mut cached = 0; // Since the last zeroes.
         let covered = &mut all_covered[v];
-        for object in volume.index.objects(0) {
-            let flags = volume.index.flags(object);
+        for object in volume.ledger.index().objects(0) {
+            let flags = volume.ledger.flags(object);
             let zero_dirty = flags.contains(ObjectFlags::ZERO_DIRTY);
             let keep = flags.contains(ObjectFlags::ZERO_KEEP);
             let zero_kind = if keep { ExtentKind::ZeroKeep } else { ExtentKind::Zero };
@@ -561,7 +561,7 @@ fn collect_extents(volumes: &[Option<Box<Volume>>]) -> (Vec<ExtentItem>, Vec<u64
                 covered_to = u64::MAX; // Nothing in it, and nothing that goes on in it.
                 continue;
             }
-            for (block, n, found) in volume.index.runs(object) {
+            for (block, n, found) in volume.ledger.index().runs(object) {
                 match found {
                     Lookup::Zero if zero_dirty => {
                         if push(zero_kind, block, n, covered_to == block) {

@@ -1,26 +1,27 @@
 //! The core itself: its parts, the dispatch of events, and the order in which work is looked for.
 
-use crate::front::ack::Sync;
 use crate::api::*;
 use crate::base::mem::{Arena, Buf};
 use crate::base::mutation::mutated;
 use crate::base::out::{Next, Out};
 use crate::base::pools::Pools;
 use crate::base::util::Slab;
+use crate::blocks::ledger::objects_of;
+use crate::blocks::space::Space;
+use crate::cache::ghost::Ghost;
+use crate::cache::reclaim::Reclaim;
 use crate::checkpoint::Checkpoint;
 use crate::control::Verify;
-use crate::drain::{Drain, Piece, Written};
-use crate::peers::fetch::{FETCH_BYTES, FetchRead};
-use crate::format::{Geometry, Stream};
-use crate::drain::frame::Frame;
-use crate::cache::ghost::Ghost;
-use crate::log::{Append, Log};
-use crate::front::read::{CachedRead, DeviceReads, Fills, MissRead};
-use crate::cache::reclaim::Reclaim;
-use crate::peers::repair::Repairs;
-use crate::blocks::space::Space;
-use crate::status::DeviceStatus;
 use crate::control::volume::{ClientOp, OpId, Stage, Volume};
+use crate::drain::frame::Frame;
+use crate::drain::{Drain, Piece, Written};
+use crate::format::{EntryKind, Geometry, Stream};
+use crate::front::ack::Sync;
+use crate::front::read::{CachedRead, DeviceReads, Fills, MissRead};
+use crate::log::{Append, Built, BuiltEntry, Log};
+use crate::peers::fetch::{FETCH_BYTES, FetchRead};
+use crate::peers::repair::Repairs;
+use crate::status::DeviceStatus;
 
 /// See [`EngineConfig::stop_flush_ns_max`]: well below the time after which service managers kill.
 const STOP_FLUSH_NS_MAX: Nanos = 5_000_000_000;
@@ -471,6 +472,58 @@ impl Engine {
         Ok(())
     }
 
+    /// A record of the log takes effect.
+    pub(crate) fn publish_write(&mut self, now: Nanos, record: &Built, entries: &[BuiltEntry]) {
+        let vid = record.volume;
+        let mut i = 0;
+        while i < entries.len() {
+            let entry = entries[i].entry;
+            match entry.kind() {
+                Some(EntryKind::Data) => {
+                    let n = run_length(&entries[i..]);
+                    if !mutated!(WriteKeepsFills) {
+                        self.cancel_fills(vid, entry.block(), n as u64);
+                    }
+                    self.unpublished_blocks -= n as u64;
+                    let (volume, space) = self.volume_and_space(vid);
+                    volume.unpublished_blocks -= n as u64;
+                    let crcs = entries[i..i + n].iter().map(|built| built.entry.value());
+                    volume.ledger.write(space, now, (entry.block(), entries[i].position), crcs);
+                    let last = entry.block() + if mutated!(CrossingRunQueuedOnce) { 0 } else { n as u64 - 1 };
+                    for object in objects_of(entry.block()..last + 1) {
+                        volume.note_dirty(object, record.sequence, now);
+                    }
+                    i += n;
+                    continue;
+                }
+                Some(EntryKind::Discard | EntryKind::WriteZeroes) => {
+                    let blocks = u64::from(entry.value());
+                    if !mutated!(DiscardKeepsFills) {
+                        self.cancel_fills(vid, entry.block(), blocks);
+                    }
+                    let (volume, space) = self.volume_and_space(vid);
+                    let keep = entry.kind() == Some(EntryKind::WriteZeroes);
+                    let range = entry.block()..entry.block() + blocks;
+                    volume.zero(space, now, range, keep, record.sequence);
+                    self.extents_changed = true;
+                }
+                Some(EntryKind::Invalidate) => {
+                    self.cancel_fills(vid, entry.block(), u64::from(entry.value()));
+                    self.drop_blocks(vid, entry.block(), u64::from(entry.value()));
+                }
+                Some(EntryKind::Void) | None => unreachable!("not in a write record"),
+            }
+            i += 1;
+        }
+        let volume = self.volume_mut(vid);
+        volume.sequence = record.sequence;
+        volume.chain_published = record.header_crc;
+        let volume = self.volume(vid);
+        if !volume.is_dirty() {
+            self.update_drained(vid);
+        }
+    }
+
     pub(crate) fn volume(&self, id: VolumeId) -> &Volume {
         self.volumes[id.0 as usize].as_ref().expect("the volume exists while something of it is in flight")
     }
@@ -536,4 +589,14 @@ impl Engine {
             self.advance_checkpoint();
         }
     }
+}
+
+/// Data blocks at the start of `entries` that follow each other in the volume and on the device.
+fn run_length(entries: &[BuiltEntry]) -> usize {
+    let follows = |a: &BuiltEntry, b: &BuiltEntry| {
+        b.entry.kind() == Some(EntryKind::Data)
+            && b.entry.block() == a.entry.block() + 1
+            && b.position == a.position + 1
+    };
+    1 + entries.windows(2).take_while(|w| follows(&w[0], &w[1])).count()
 }

@@ -46,5 +46,7 @@ pub use engine::{Engine, EngineConfig};
 pub use format::redo;
 pub use peers::fetch::FETCH_BYTES;
 pub use recovery::content::{Content, Contents, Stretch};
-pub use recovery::init::{CheckReport, FormatError, FormatOptions, Inspection, check, format_device, inspect};
+pub use recovery::init::{
+    CheckReport, FormatError, FormatOptions, Inspection, check, format_device, inspect,
+};
 pub use recovery::recover::{OpenError, RecoveryReport};

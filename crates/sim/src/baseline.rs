@@ -85,7 +85,8 @@ impl Baseline {
             let words: Vec<&str> = line.split(' ').collect();
             if let ["lives", kind, numbers @ ..] = &words[..] {
                 let numbers: Option<Vec<u64>> = numbers.iter().map(|word| word.parse().ok()).collect();
-                let (Some(kind), Some(&[seconds, first, count])) = (Kind::of_name(kind), numbers.as_deref()) else {
+                let (Some(kind), Some(&[seconds, first, count])) = (Kind::of_name(kind), numbers.as_deref())
+                else {
                     return Err(wrong());
                 };
                 if count > LIVES_MAX || first.checked_add(count).is_none() {
@@ -110,7 +111,8 @@ impl Baseline {
     pub fn compare(&self, other: &Baseline) -> Comparison {
         let mut comparison = Comparison::default();
         for (set, was) in &self.sets {
-            let same = |(other, _): &&(Set, Vec<Hashes>)| other.kind == set.kind && other.seconds == set.seconds;
+            let same =
+                |(other, _): &&(Set, Vec<Hashes>)| other.kind == set.kind && other.seconds == set.seconds;
             let Some((lived, is)) = other.sets.iter().find(same) else { continue };
             for (n, is) in is.iter().enumerate() {
                 let life = lived.life(n);
@@ -171,7 +173,10 @@ impl std::fmt::Display for Comparison {
             (_, 0) => "reorder",
             _ => "change",
         };
-        write!(f, "{class}: of {lives} lives {reordered} differ in the order alone, and {changed} otherwise")?;
+        write!(
+            f,
+            "{class}: of {lives} lives {reordered} differ in the order alone, and {changed} otherwise"
+        )?;
         match self.changed.first().or(self.reordered.first()) {
             Some(first) => write!(f, "; the first: tidepool-sim {} --trace FILE", first.replay_arguments()),
             None => Ok(()),

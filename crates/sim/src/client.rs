@@ -20,8 +20,7 @@ impl World {
     /// A client slot's turn.
     pub(crate) fn client(&mut self, v: usize, slot: usize) {
         let vol = &mut self.vols[v];
-        let usable =
-            vol.place == Place::Serving || vol.place == Place::Removing && self.rng.permille(100);
+        let usable = vol.place == Place::Serving || vol.place == Place::Removing && self.rng.permille(100);
         if self.engine.is_none() || !usable || self.requests_left == 0 {
             vol.idle_slots.push(slot);
             if self.requests_left == 0 && self.ending == Ending::Not {

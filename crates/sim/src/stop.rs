@@ -98,9 +98,7 @@ impl World {
                     self.commit(volume, generation, commit);
                     self.cover.hit("kill during commit");
                 }
-                FlightKind::RedoTrim { volume, first }
-                    if self.delivers(volume) && self.rng.permille(500) =>
-                {
+                FlightKind::RedoTrim { volume, first } if self.delivers(volume) && self.rng.permille(500) => {
                     self.vols[volume].backend.redo.trim(first);
                 }
                 FlightKind::Resize { volume, size_bytes }
@@ -505,8 +503,7 @@ impl World {
             vol.backend.redo.clear();
         }
         if self.plan.modes && self.rng.permille(100) {
-            vol.mode =
-                self.rng.pick(&[Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off]);
+            vol.mode = self.rng.pick(&[Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off]);
         }
         let attach = Attach {
             generation: vol.backend.generation,
@@ -562,8 +559,7 @@ impl World {
         vol.backend.own_as(0);
         vol.backend.redo.clear();
         if self.plan.modes {
-            vol.mode =
-                self.rng.pick(&[Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off]);
+            vol.mode = self.rng.pick(&[Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off]);
         }
         let spec = VolumeSpec {
             name: vol.name.clone(),

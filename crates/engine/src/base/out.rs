@@ -1,6 +1,8 @@
 //! What comes out of the core: effects in their order, and what each effect in flight is for.
 
-use crate::api::{BackendOp, ControlError, Effect, IoError, PeerOp, RequestError, RequestId, Token, VolumeId};
+use crate::api::{
+    BackendOp, ControlError, Effect, IoError, PeerOp, RequestError, RequestId, Token, VolumeId,
+};
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
 use crate::base::util::Slab;

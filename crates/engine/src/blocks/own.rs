@@ -4,9 +4,9 @@
 //! it adds. An object that is not there is a hole, which reads as zero, or comes from the image's parent.
 
 use crate::api::{BLOCK_BYTES, ControlError, VolumeId};
-use crate::engine::Engine;
-use crate::blocks::index::OBJECT_BLOCKS;
 use crate::base::mutation::mutated;
+use crate::blocks::index::OBJECT_BLOCKS;
+use crate::engine::Engine;
 
 /// Bytes of the image for which one bit of an [`OwnObjects`] stands.
 pub const OBJECT_BYTES: u64 = (OBJECT_BLOCKS * BLOCK_BYTES) as u64;

@@ -6,10 +6,10 @@
 //! objects there are; from then on nobody else writes the image, and what this core sends there it knows.
 
 use crate::api::{BLOCK_BYTES, ControlError, Mode, VolumeId};
-use crate::engine::Engine;
 use crate::blocks::index::Lookup;
 use crate::blocks::own::Source;
 use crate::control::volume::Volume;
+use crate::engine::Engine;
 
 /// Where a stretch of blocks is found.
 #[derive(Debug, Clone, Copy)]
@@ -71,7 +71,7 @@ impl Engine {
         let (mut id, mut n) = (id, n);
         loop {
             let volume = self.volume(id);
-            let (lookup, blocks) = volume.index.lookup_run(block, n);
+            let (lookup, blocks) = volume.ledger.index().lookup_run(block, n);
             let found = Found { volume: id, lookup, hole: false, blocks };
             if lookup != Lookup::Absent {
                 return found;

@@ -1,9 +1,9 @@
 //! The segments of the cache device: who uses them, what in them is live and dirty, which are free.
 
-use crate::format::{Geometry, NO_SEGMENT, Stream};
+use crate::base::mutation::mutated;
 use crate::blocks::index::Position;
 use crate::blocks::marks::Marks;
-use crate::base::mutation::mutated;
+use crate::format::{Geometry, NO_SEGMENT, Stream};
 use std::collections::VecDeque;
 
 /// What a segment is being used for.
@@ -231,6 +231,11 @@ impl Space {
     /// The life of the segment that `position` is in: another one means that another block stands there.
     pub(crate) fn life_of(&self, position: Position) -> u64 {
         self.segments[self.geo.segment_of(position) as usize].sequence
+    }
+
+    /// Where a position stands in the order of its stream: life of the segment, and block in it.
+    pub(crate) fn place_of(&self, position: Position) -> (u64, u32) {
+        (self.life_of(position), position - self.geo.segment_block(self.geo.segment_of(position)))
     }
 
     pub(crate) fn pin(&mut self, position: Position) {

@@ -12,16 +12,16 @@
 //! is dropped, segments of the main stream that are half dead are packed: all that lives in them moves.
 
 use crate::api::{BLOCK_BYTES, IoError, Nanos, VolumeId};
-use crate::engine::{Engine, Io};
-use crate::format::{RecordKind, Stream, byte, crc32c};
-use crate::drain::group::Groups;
-use crate::blocks::index::{Lookup, ObjectFlags, Position};
-use crate::log::{Builder, Built, BuiltEntry, RecordFields, decode_summary};
 use crate::base::mutation::mutated;
 use crate::base::pools::MOVE_BLOCKS;
-use crate::blocks::space::{RESERVE_READ_CACHE, RESERVE_WRITES, SegmentState};
 use crate::base::util::runs;
-use crate::control::volume::{DirtyObject, object_of};
+use crate::blocks::index::{Lookup, ObjectFlags, Position};
+use crate::blocks::ledger::{Moved, object_of};
+use crate::blocks::space::{RESERVE_READ_CACHE, RESERVE_WRITES, SegmentState};
+use crate::control::volume::DirtyObject;
+use crate::engine::{Engine, Io};
+use crate::format::{RecordKind, Stream, byte, crc32c};
+use crate::log::{Builder, Built, BuiltEntry, RecordFields, decode_summary};
 
 /// Segments of a queue that are looked at for a victim.
 const SCAN_MAX: usize = 512;
@@ -254,8 +254,8 @@ impl Engine {
         let range = first..first + self.geo.segment_blocks;
         for (v, volume) in self.volumes.iter().enumerate() {
             let Some(volume) = volume else { continue };
-            let closed = volume.groups.as_ref().and_then(|groups| groups.closed_index());
-            let all = std::iter::once(&volume.index).chain(closed);
+            let closed = volume.ledger.closed_index();
+            let all = std::iter::once(volume.ledger.index()).chain(closed);
             for (index, object) in all.flat_map(|index| index.objects(0).map(move |object| (index, object))) {
                 for (block, n, found) in index.runs(object) {
                     let Lookup::At(position) = found else { continue };
@@ -283,17 +283,17 @@ impl Engine {
 
     fn is_frozen(&self, c: Candidate) -> bool {
         let marks = &self.space.marks;
-        let groups = self.volumes.get(c.volume.0 as usize).and_then(Option::as_ref).map(|v| &v.groups);
-        let needs = |groups: &Groups| groups.closed_has(c.block, c.position);
+        let volume = self.volumes.get(c.volume.0 as usize).and_then(Option::as_ref);
         !marks.is_live(c.position)
             && marks.is_dirty(c.position)
-            && groups.and_then(Option::as_deref).is_some_and(needs)
+            && volume.is_some_and(|volume| volume.ledger.closed_has(c.block, c.position))
     }
 
     fn is_current(&self, c: Candidate) -> bool {
         self.space.marks.is_live(c.position)
             && self.volumes.get(c.volume.0 as usize).and_then(Option::as_ref).is_some_and(|volume| {
-                c.block < volume.blocks_held() && volume.index.lookup(c.block) == Lookup::At(c.position)
+                c.block < volume.blocks_held()
+                    && volume.ledger.index().lookup(c.block) == Lookup::At(c.position)
             })
     }
 
@@ -365,7 +365,7 @@ impl Engine {
     /// Cached blocks, this one among them, reach from zeroes to zeroes, none of which are in the backend: one extent (see
     /// `collect_extents`) as long as all of them are there.
     fn joins_zeroes(&self, c: Candidate) -> bool {
-        let (index, object) = (&self.volume(c.volume).index, object_of(c.block));
+        let (index, object) = (self.volume(c.volume).ledger.index(), object_of(c.block));
         if !index.flags(object).contains(ObjectFlags::ZERO_DIRTY) {
             return false;
         }
@@ -514,31 +514,18 @@ impl Engine {
                 return;
             }
             let (volume, space) = self.volume_and_space(record.volume);
-            let current = volume.index.lookup(block) == Lookup::At(built.old);
-            let frozen = !current
-                && space.marks.is_dirty(built.old)
-                && volume.groups.as_ref().is_some_and(|groups| groups.closed_has(block, built.old));
-            if !current && !frozen {
-                continue;
-            }
-            if let Some(groups) = &mut volume.groups {
-                groups.moved(block, built.old, built.position);
-            }
-            if frozen {
-                space.clean(built.old);
-                space.place(built.position, built.entry.value(), true);
-                space.freeze(built.position);
-                self.device.moved_blocks += 1;
-                continue;
-            }
-            volume.index.insert(block, 1, built.position, &mut |_, _, _| ());
+            let places = (built.old, built.position);
             // A clean block has had its second chance.
-            let stays = packs || space.marks.is_dirty(built.old);
-            space.marks.set_refs(built.position, if stays { space.marks.refs(built.old) } else { 0 });
-            let dirty = space.kill(built.old) && !mutated!(MovedBlockIsClean);
-            space.place(built.position, built.entry.value(), dirty);
+            let dirty = match volume.ledger.moved(space, block, places, built.entry.value(), packs) {
+                Moved::Gone => continue,
+                Moved::Frozen => {
+                    self.device.moved_blocks += 1;
+                    continue;
+                }
+                Moved::Current { dirty } => dirty,
+            };
             let object = object_of(block);
-            let flags = volume.index.flags(object);
+            let flags = volume.ledger.flags(object);
             let queued = flags.contains(ObjectFlags::QUEUED);
             // A drain under way knows the old position only: it will not make this copy clean.
             if dirty && queued && flags.contains(ObjectFlags::DRAINING) {

@@ -1,11 +1,11 @@
 //! A volume lets go of its backend: what is left of it is as a restart would find it.
 
 use crate::api::*;
-use crate::engine::Engine;
-use crate::format::Stream;
 use crate::base::mutation::mutated;
 use crate::base::out::EIO;
 use crate::control::volume::{DirtyObject, Task, Volume};
+use crate::engine::Engine;
+use crate::format::Stream;
 
 const ETIMEDOUT: i32 = 110;
 
@@ -24,10 +24,9 @@ impl Volume {
     fn let_go(&mut self) {
         let mut left = Volume::new(self.spec.clone());
         left.failed = self.failed;
-        left.index = std::mem::take(&mut self.index);
+        left.ledger = self.ledger.take_restarted();
         left.set_sequence(self.sequence, self.chain_published);
         left.sequence_drained = self.sequence_drained;
-        left.dirty_blocks = self.dirty_blocks;
         // Which group they wait for is known again when there are groups again.
         let alone =
             |d: DirtyObject| DirtyObject { drain_from: 0, wait_for: 0, then_first: d.first_sequence, ..d };
@@ -100,10 +99,7 @@ impl Engine {
         }
         if self.is_at_rest(id) || mutated!(DetachedInFlight) {
             let (volume, space) = self.volume_and_space(id);
-            if let Some(closed) = volume.groups.take().and_then(|groups| groups.closed) {
-                volume.thaw(space, &closed);
-            }
-            debug_assert_eq!(volume.frozen_blocks, 0);
+            volume.ledger.thaw(space);
             volume.let_go();
             self.count_quotas();
             self.extents_changed = true;

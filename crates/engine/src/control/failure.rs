@@ -1,10 +1,10 @@
 //! What the core does when a part of it is gone: the cache device, or the right to the image.
 
 use crate::api::*;
-use crate::engine::{Engine, Io};
-use crate::format::Stream;
 use crate::base::mutation::mutated;
 use crate::control::volume::{OpId, Stage};
+use crate::engine::{Engine, Io};
+use crate::format::Stream;
 
 impl Engine {
     /// A write or sync of the cache device failed. It is never tried again: what the device holds
@@ -65,7 +65,7 @@ impl Engine {
         for i in 0..self.volumes.len() {
             let id = VolumeId(i as u16);
             let Some(volume) = &self.volumes[i] else { continue };
-            if volume.index.blocks().lost > 0 {
+            if volume.ledger.blocks().lost > 0 {
                 self.fail_volume(id);
             }
             self.update_drained(id);
@@ -143,7 +143,7 @@ impl Engine {
             return;
         }
         volume.failed = true;
-        let lost = volume.index.blocks().lost;
+        let lost = volume.ledger.blocks().lost;
         self.answer_waiting(id, ControlError::Lost(lost));
     }
 

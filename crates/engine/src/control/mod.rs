@@ -8,15 +8,16 @@ pub(crate) mod snapshot;
 pub(crate) mod volume;
 
 use crate::api::*;
-use crate::checkpoint::Waiter;
-use crate::engine::{Engine, Io};
-use crate::format::{Stream, crc32c};
-use crate::blocks::index::{Lookup, ObjectFlags};
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
+use crate::blocks::index::{Lookup, ObjectFlags};
+use crate::blocks::ledger::object_of;
 use crate::blocks::own::OwnObjects;
+use crate::checkpoint::Waiter;
+use crate::control::volume::{DrainWaiter, Task, Volume};
+use crate::engine::{Engine, Io};
+use crate::format::{Stream, crc32c};
 use crate::status::{DeviceStatus, VolumeState, VolumeStatus};
-use crate::control::volume::{DrainWaiter, Task, Volume, object_of};
 
 /// Transfers of a verification in flight.
 const VERIFY_IN_FLIGHT: u32 = 8;
@@ -291,7 +292,7 @@ impl Engine {
     pub fn remove(&mut self, _now: Nanos, id: VolumeId, verify: bool, control: u64) {
         self.out.stir();
         let Some(volume) = self.controllable(id, control, true) else { return };
-        let needs_backend = verify || volume.failed || volume.is_dirty() || volume.index.blocks().lost > 0;
+        let needs_backend = verify || volume.failed || volume.is_dirty() || volume.ledger.blocks().lost > 0;
         if !volume.attached && needs_backend && volume.replica.is_none() {
             let result = Err(ControlError::Detached);
             return self.out.control_done(control, result);
@@ -447,7 +448,7 @@ impl Engine {
     /// Nothing of a failed volume is committed any more, so that it never gets clean.
     fn is_stuck(&self, id: VolumeId) -> bool {
         let volume = self.volume(id);
-        volume.failed && volume.groups.as_ref().is_some_and(|groups| groups.is_uncommitted())
+        volume.failed && volume.ledger.is_uncommitted()
     }
 
     /// Drained, and still.
@@ -598,14 +599,18 @@ impl Engine {
             self.verify.in_flight += 1;
             let part = buf.slice(0, blocks as usize * BLOCK_BYTES);
             let offset = block * BLOCK_BYTES as u64;
-            self.backend(Io::Verify { volume: id, block, blocks, buf }, id, BackendOp::Read { offset, buf: part });
+            self.backend(
+                Io::Verify { volume: id, block, blocks, buf },
+                id,
+                BackendOp::Read { offset, buf: part },
+            );
         }
     }
 
     /// The next stretch of cached blocks that is to be verified.
     fn next_to_verify(&self, id: VolumeId) -> Option<(u64, u32)> {
         let next = self.verify.next;
-        let index = &self.volumes[id.0 as usize].as_ref()?.index;
+        let index = self.volumes[id.0 as usize].as_ref()?.ledger.index();
         let mut runs = index.objects(object_of(next)).flat_map(|object| index.runs(object));
         let is_left = |&(block, n, found): &(u64, u32, Lookup)| {
             matches!(found, Lookup::At(_)) && block + u64::from(n) > next
@@ -631,7 +636,9 @@ impl Engine {
             self.verify.result = Some(ControlError::Backend(error));
         } else {
             for i in 0..blocks as usize {
-                let Lookup::At(position) = self.volume(id).index.lookup(block + i as u64) else { continue };
+                let Lookup::At(position) = self.volume(id).ledger.index().lookup(block + i as u64) else {
+                    continue;
+                };
                 let bytes = self.arena.bytes(buf.slice(i * BLOCK_BYTES, BLOCK_BYTES));
                 if crc32c(bytes) != self.space.marks.crc(position) {
                     let byte = (block + i as u64) * BLOCK_BYTES as u64;
@@ -646,19 +653,7 @@ impl Engine {
     fn drop_clean(&mut self, id: VolumeId) {
         self.note_forgotten(id);
         let (volume, space) = self.volume_and_space(id);
-        let objects: Vec<u32> = volume.index.objects(0).collect();
-        for object in objects {
-            let runs: Vec<_> = volume.index.runs(object).collect();
-            for (block, n, found) in runs {
-                let Lookup::At(position) = found else { continue };
-                for i in 0..n {
-                    if !space.marks.is_dirty(position + i) {
-                        volume.index.remove(block + u64::from(i), 1, &mut |_, _, _| ());
-                        space.kill(position + i);
-                    }
-                }
-            }
-        }
+        volume.ledger.forget_clean(space);
     }
 
     /// State and counters of a volume.
@@ -667,11 +662,11 @@ impl Engine {
         let block = BLOCK_BYTES as u64;
         let drains = volume.drains.iter().map(|&d| self.drains[d].entry.since);
         let oldest = volume.dirty_objects.front().map(|d| d.since).into_iter().chain(drains).min();
-        let blocks = volume.index.blocks();
+        let blocks = volume.ledger.blocks();
         let age = |since: Option<Nanos>| since.map_or(0, |since| now.saturating_sub(since));
         let (exposed_blocks, exposed_since) = match &volume.groups {
-            Some(groups) => (groups.uncommitted_blocks(), groups.uncommitted_since()),
-            None => (volume.dirty_blocks + blocks.zero, oldest),
+            Some(_) => (volume.ledger.uncommitted_blocks(), volume.ledger.uncommitted_since()),
+            None => (volume.ledger.dirty() + blocks.zero, oldest),
         };
         let full = volume.pending.front().is_some() && self.quota_left(id) == 0;
         let backlog = volume.mode != Mode::WriteBack && volume.sequence_safe() < volume.backlog_sequence;
@@ -691,14 +686,14 @@ impl Engine {
             spec: volume.spec.clone(),
             mode: volume.mode,
             state,
-            dirty: volume.is_dirty() || volume.dirty_blocks > 0,
-            dirty_bytes: volume.held_blocks() * block,
+            dirty: volume.is_dirty() || volume.ledger.dirty() > 0,
+            dirty_bytes: volume.ledger.held() * block,
             dirty_zero_bytes: blocks.zero * block,
             dirty_bytes_max: self.dirty_bytes_max(id),
             dirty_age_ns: age(oldest),
             exposed_bytes: exposed_blocks * block,
             exposed_age_ns: age(exposed_since),
-            cached_bytes: (blocks.at + volume.frozen_blocks) * block,
+            cached_bytes: (blocks.at + volume.ledger.frozen()) * block,
             lost_blocks: blocks.lost,
             sequence: volume.sequence,
             sequence_drained: volume.sequence_drained,
@@ -712,9 +707,9 @@ impl Engine {
 
     /// State and counters of the cache device.
     pub fn device_status(&self) -> DeviceStatus {
-        let index: usize = self.volumes.iter().flatten().map(|v| v.index.memory_bytes()).sum();
+        let index: usize = self.volumes.iter().flatten().map(|v| v.ledger.index().memory_bytes()).sum();
         let index = index + self.space.marks.memory_bytes() + self.ghost.memory_bytes();
-        let frozen: u64 = self.volumes.iter().flatten().map(|v| v.frozen_blocks).sum();
+        let frozen: u64 = self.volumes.iter().flatten().map(|v| v.ledger.frozen()).sum();
         DeviceStatus {
             volumes_max: self.geo.volume_pages,
             failed: self.dead,
@@ -770,7 +765,7 @@ impl Engine {
                     let object = object_of(at / block);
                     let last = (u64::from(object) + 1) * crate::blocks::index::OBJECT_BLOCKS as u64;
                     let n = u64::from(found.blocks).min(last - at / block) as u32;
-                    (n, self.volume(found.volume).index.flags(object).contains(ObjectFlags::ZERO_DIRTY))
+                    (n, self.volume(found.volume).ledger.flags(object).contains(ObjectFlags::ZERO_DIRTY))
                 }
                 _ => (found.blocks, false),
             };

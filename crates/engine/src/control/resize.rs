@@ -1,10 +1,11 @@
 //! Resizing: a volume becomes larger after its image has, and smaller before it does.
 
 use crate::api::{BLOCK_BYTES, BackendOp, ControlError, IoError, Nanos, VOLUME_BYTES_MAX, VolumeId};
-use crate::engine::{Engine, Io};
-use crate::blocks::index::Lookup;
 use crate::base::mutation::mutated;
-use crate::control::volume::{Task, Volume, object_of};
+use crate::blocks::index::OBJECT_BLOCKS;
+use crate::blocks::ledger::object_of;
+use crate::control::volume::{Task, Volume};
+use crate::engine::{Engine, Io};
 
 /// A change of size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,22 +192,8 @@ impl Engine {
         self.cancel_fills(id, self.volume(id).blocks(), u64::MAX / 2);
         let (volume, space) = self.volume_and_space(id);
         let end = volume.blocks();
-        if let Some(groups) = &mut volume.groups {
-            groups.truncate(end, &mut |position| {
-                // Frozen copies; what is current goes with the index.
-                if !space.marks.is_live(position) && space.clean(position) {
-                    volume.frozen_blocks -= 1;
-                }
-            });
-        }
-        let mut cleaned = 0;
-        volume.index.truncate(end, &mut |_, n, was| {
-            if let Lookup::At(position) = was {
-                cleaned += (position..position + n).filter(|&p| space.kill(p)).count() as u64;
-            }
-        });
-        volume.dirty_blocks -= cleaned;
-        let first = end.div_ceil(crate::blocks::index::OBJECT_BLOCKS as u64) as u32;
+        volume.ledger.truncate(space, end);
+        let first = end.div_ceil(OBJECT_BLOCKS as u64) as u32;
         volume.dirty_objects.retain(|dirty| dirty.object < first);
         volume.drain_cursor = 0;
         self.ghost.clear();

@@ -5,11 +5,11 @@
 //! as usual, so that this is short.
 
 use crate::api::{BackendOp, ControlError, IoError, Mode, Nanos, VolumeId};
-use crate::engine::{Engine, Io};
-use crate::drain::group::GROUP_BLOCKS_MAX;
-use crate::blocks::index::{Lookup, ObjectFlags, Position};
 use crate::base::mutation::mutated;
+use crate::blocks::index::ObjectFlags;
 use crate::control::volume::{DirtyObject, Task, Volume};
+use crate::drain::group::GROUP_BLOCKS_MAX;
+use crate::engine::{Engine, Io};
 
 /// How often what has become dirty during the drain is drained before the cut, if it is more than a group.
 const PASSES_MAX: u32 = 4;
@@ -37,30 +37,12 @@ impl Volume {
         }
     }
 
-    /// The image has a block that its cut needs; tells whether it does.
-    pub(crate) fn cut_reached(&mut self, block: u64, position: Position) -> bool {
-        let closed = self.groups.as_mut().and_then(|groups| groups.closed.as_mut());
-        closed.filter(|closed| closed.committed).is_some_and(|cut| cut.delta.index.remove_if(block, position))
-    }
-
-    /// The image has the zeroes of an object; tells whether it has everything of it that its cut needs.
-    pub(crate) fn cut_reached_object(&mut self, object: u32) -> bool {
-        let closed = self.groups.as_mut().and_then(|groups| groups.closed.as_mut());
-        let Some(cut) = closed.filter(|closed| closed.committed) else { return false };
-        let runs: Vec<_> = cut.delta.index.runs(object).collect();
-        for &(block, n, found) in &runs {
-            if found == Lookup::Zero {
-                cut.delta.index.remove(block, u64::from(n), &mut |_, _, _| ());
-            }
-        }
-        !runs.iter().any(|(_, _, found)| matches!(found, Lookup::At(_)))
-    }
-
     /// What the cut needs and nobody is bringing to the image is drained next.
     fn queue_cut(&mut self, now: Nanos) {
-        let Some(cut) = self.groups.as_ref().and_then(|groups| groups.cut()) else { return };
-        let sequence = cut.sequence;
-        let objects: Vec<u32> = cut.delta.index.objects(0).collect();
+        let Some(cut) = self.ledger.cut_index() else { return };
+        let objects: Vec<u32> = cut.objects(0).collect();
+        let closed = self.groups.as_ref().and_then(|groups| groups.closed.as_ref());
+        let sequence = closed.expect("a cut is a closed group").sequence;
         for dirty in
             self.dirty_objects.iter_mut().filter(|dirty| objects.binary_search(&dirty.object).is_ok())
         {
@@ -68,7 +50,7 @@ impl Volume {
         }
         self.drain_cursor = 0;
         for object in objects {
-            if !self.index.flags(object).intersects(ObjectFlags::QUEUED | ObjectFlags::DRAINING) {
+            if !self.ledger.flags(object).intersects(ObjectFlags::QUEUED | ObjectFlags::DRAINING) {
                 self.requeue_dirty(DirtyObject {
                     object,
                     first_sequence: sequence,
@@ -127,7 +109,7 @@ impl Engine {
         }
         let next = match step {
             Step::Backlog { sequence, .. } if volume.sequence_drained < sequence => None,
-            Step::Backlog { pass, .. } if volume.held_blocks() > GROUP_BLOCKS_MAX && pass < PASSES_MAX => {
+            Step::Backlog { pass, .. } if volume.ledger.held() > GROUP_BLOCKS_MAX && pass < PASSES_MAX => {
                 let sequence = volume.sequence_built;
                 volume.drain_all_until = volume.drain_all_until.max(sequence);
                 Some(Step::Backlog { sequence, pass: pass + 1 })
@@ -141,15 +123,12 @@ impl Engine {
             }
             Step::Image => match &volume.groups {
                 None => volume.image_is_quiet().then_some(Step::Taking),
-                Some(groups) => match groups.cut() {
-                    None => None,
-                    Some(_) if !volume.image_is_quiet() => None,
-                    Some(cut) if cut.delta.is_empty() => Some(Step::Taking),
-                    Some(_) => {
-                        volume.queue_cut(now);
-                        None
-                    }
-                },
+                Some(_) if volume.ledger.cut_index().is_none() || !volume.image_is_quiet() => None,
+                Some(_) if volume.ledger.cut_is_reached() => Some(Step::Taking),
+                Some(_) => {
+                    volume.queue_cut(now);
+                    None
+                }
             },
             Step::Taking => None,
         };
@@ -172,10 +151,9 @@ impl Engine {
     fn end_snapshot(&mut self, id: VolumeId, control: u64, result: Result<(), ControlError>) {
         let (volume, space) = self.volume_and_space(id);
         volume.task = Task::None;
-        if let Some(cut) =
-            volume.groups.as_mut().and_then(|groups| groups.closed.take_if(|closed| closed.committed))
-        {
-            volume.thaw(space, &cut);
+        if volume.ledger.cut_index().is_some() {
+            volume.groups.as_mut().expect("a cut is one of its groups").closed = None;
+            volume.ledger.thaw(space);
         }
         if let Some(closed) = volume.groups.as_mut().and_then(|groups| groups.closed.as_mut()) {
             // It goes on as any other.

@@ -4,19 +4,22 @@ use crate::api::{
     BLOCK_BYTES, Begin, ControlError, Degraded, DrainOrder, IoError, Mode, Nanos, Request, RequestError,
     VolumeId, VolumeSpec,
 };
-use crate::control::check_spec;
-use crate::format::{COUNTER_MAX, VolumeItem};
-use crate::drain::group::Groups;
-use crate::blocks::index::{OBJECT_BLOCKS, ObjectFlags, VolumeIndex};
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
+use crate::blocks::index::{ObjectFlags, Position};
+use crate::blocks::ledger::{Ledger, dirty_objects, objects_of};
 use crate::blocks::own::OwnObjects;
-use crate::peers::owner::Peer;
-use crate::peers::follower::{Incoming, Replica};
+use crate::blocks::space::Space;
+use crate::control::check_spec;
 use crate::control::resize::Resize;
 use crate::control::snapshot::Step;
+use crate::drain::group::Groups;
+use crate::format::{COUNTER_MAX, VolumeItem};
+use crate::peers::follower::{Incoming, Replica};
+use crate::peers::owner::Peer;
 use crate::status::VolumeCounters;
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use zerocopy::FromZeros;
 
 /// Entries of the queue of dirty objects for which memory is kept.
@@ -152,7 +155,7 @@ pub(crate) struct Volume {
     /// New requests are refused.
     pub(crate) closing: bool,
     pub(crate) task: Task,
-    pub(crate) index: VolumeIndex,
+    pub(crate) ledger: Ledger,
 
     /// Newest sequence given to a record.
     pub(crate) sequence_built: u64,
@@ -198,16 +201,10 @@ pub(crate) struct Volume {
     /// Sequence up to which the backlog reaches.
     pub(crate) backlog_sequence: u64,
 
-    /// Current blocks that are not in the image.
-    pub(crate) dirty_blocks: u64,
-    /// Superseded ones that a group still needs.
-    pub(crate) frozen_blocks: u64,
     /// What is committed to the backend in groups; `None` where the drain is unordered.
     pub(crate) groups: Option<Box<Groups>>,
     /// Groups that this generation has committed.
     pub(crate) groups_made: u64,
-    /// Blocks that recovery has found inside of the checkpoint's zero extents.
-    pub(crate) covered_blocks: u64,
     /// Blocks in records that are not published.
     pub(crate) unpublished_blocks: u64,
     /// When the last held acknowledgement was released.
@@ -280,7 +277,7 @@ impl Volume {
             fenced: false,
             closing: false,
             task: Task::None,
-            index: VolumeIndex::new(),
+            ledger: Ledger::new(),
             sequence_built: 0,
             sequence: 0,
             sequence_durable: 0,
@@ -304,11 +301,8 @@ impl Volume {
             through: VecDeque::new(),
             credit_bytes: 0,
             backlog_sequence: 0,
-            dirty_blocks: 0,
-            frozen_blocks: 0,
             groups: None,
             groups_made: 0,
-            covered_blocks: 0,
             unpublished_blocks: 0,
             released_at: 0,
             dirty_objects: VecDeque::new(),
@@ -363,7 +357,7 @@ impl Volume {
         item.unordered = u8::from(spec.drain == DrainOrder::Unordered);
         item.sequence_drained.set(self.sequence_drained);
         item.dirty_bytes_max.set(spec.dirty_bytes_max);
-        item.dirty_blocks.set(self.dirty_blocks);
+        item.dirty_blocks.set(self.ledger.dirty());
         item.covered_blocks.set(covered_blocks);
         item.name_len.set(spec.name.len() as u16);
         item.backend_len.set(spec.backend.len() as u16);
@@ -428,7 +422,7 @@ impl Volume {
 
     /// What the image will never get from the cache.
     pub(crate) fn loss(&self) -> Option<ControlError> {
-        match self.index.blocks().lost {
+        match self.ledger.blocks().lost {
             0 => self.failed.then_some(ControlError::Failed),
             lost => Some(ControlError::Lost(lost)),
         }
@@ -451,12 +445,7 @@ impl Volume {
             || !self.drains.is_empty()
             || !self.unflushed.is_empty()
             || !self.flushing.is_empty()
-            || self.groups.as_ref().is_some_and(|groups| groups.is_uncommitted())
-    }
-
-    /// Blocks that take room on the device until they are drained.
-    pub(crate) fn held_blocks(&self) -> u64 {
-        self.dirty_blocks + self.frozen_blocks
+            || self.ledger.is_uncommitted()
     }
 
     /// Changes go past the cache.
@@ -493,8 +482,8 @@ impl Volume {
 
     /// Notes that `object` has something to drain since the record `sequence`.
     pub(crate) fn note_dirty(&mut self, object: u32, sequence: u64, now: Nanos) {
-        if !self.index.flags(object).contains(ObjectFlags::QUEUED) {
-            self.index.set_flags(object, ObjectFlags::QUEUED);
+        if !self.ledger.flags(object).contains(ObjectFlags::QUEUED) {
+            self.ledger.mark(object, ObjectFlags::QUEUED);
             let wait_for = if self.groups.is_some() { sequence } else { 0 };
             self.dirty_objects.push_back(DirtyObject {
                 object,
@@ -504,6 +493,46 @@ impl Volume {
                 wait_for,
                 then_first: sequence,
             });
+        }
+    }
+
+    /// A block becomes the current, dirty copy at `position`.
+    pub(crate) fn write_block(&mut self, space: &mut Space, now: Nanos, place: (u64, Position), crc: u32) {
+        self.ledger.write(space, now, place, std::iter::once(crc));
+    }
+
+    /// A range reads as zero from the record `sequence` on; see [`Ledger::zero`].
+    pub(crate) fn zero(
+        &mut self,
+        space: &mut Space,
+        now: Nanos,
+        range: Range<u64>,
+        keep: bool,
+        sequence: u64,
+    ) {
+        self.ledger.zero(space, now, range.clone(), keep);
+        for object in objects_of(range) {
+            self.note_dirty(object, sequence, now);
+        }
+    }
+
+    /// Marks the objects that have dirty blocks or zeroes for the drain (after recovery).
+    pub(crate) fn queue_dirty_objects(&mut self, space: &Space, now: Nanos) {
+        // Replay has queued some with the sequence of their zeroes; what else is dirty in them may be older.
+        for queued in std::mem::take(&mut self.dirty_objects) {
+            self.ledger.unmark(queued.object, ObjectFlags::QUEUED);
+        }
+        for object in dirty_objects(&self.ledger, space) {
+            let sequence = self.sequence_drained + 1;
+            self.note_dirty(object, sequence, now);
+        }
+    }
+
+    /// Nothing that is queued can be drained before everything up to the newest record is committed.
+    pub(crate) fn hold_dirty_objects(&mut self) {
+        let sequence = self.sequence;
+        for dirty in &mut self.dirty_objects {
+            (dirty.drain_from, dirty.wait_for) = (sequence, sequence);
         }
     }
 
@@ -519,7 +548,7 @@ impl Volume {
 
     /// Puts an object back into the queue at the place of its sequence (a failed or partial drain).
     pub(crate) fn requeue_dirty(&mut self, mut entry: DirtyObject) {
-        if self.index.flags(entry.object).contains(ObjectFlags::QUEUED) {
+        if self.ledger.flags(entry.object).contains(ObjectFlags::QUEUED) {
             let at = self.dirty_objects.iter().position(|d| d.object == entry.object);
             let queued = self.take_dirty(at.expect("an object with the flag is in the queue"));
             let (wait_for, then_first) = match () {
@@ -534,7 +563,7 @@ impl Volume {
             entry.since = entry.since.min(queued.since);
             entry.drain_from = entry.drain_from.min(queued.drain_from);
         }
-        self.index.set_flags(entry.object, ObjectFlags::QUEUED);
+        self.ledger.mark(entry.object, ObjectFlags::QUEUED);
         let at = self.dirty_objects.partition_point(|d| d.first_sequence < entry.first_sequence);
         self.dirty_objects.insert(at, entry);
         self.drain_cursor = self.drain_cursor.min(at);
@@ -569,11 +598,6 @@ const MODES: [Mode; 4] = [Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround
 
 fn mode_number(mode: Mode) -> u8 {
     MODES.iter().position(|&m| m == mode).expect("all modes are listed") as u8
-}
-
-/// Object of a block.
-pub(crate) fn object_of(block: u64) -> u32 {
-    (block / OBJECT_BLOCKS as u64) as u32
 }
 
 /// How fast the drain has been while it was at work, as a decaying mean; for back-pressure.

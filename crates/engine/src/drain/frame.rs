@@ -1,15 +1,15 @@
 //! Frames: the parts in which a group's redo is read from the cache device and written beside the image.
 
-use crate::front::ack::Deferred;
 use crate::api::{BLOCK_BYTES, BackendOp, IoError, Nanos, VolumeId};
-use crate::engine::{Engine, Io};
-use crate::format::{Entry, EntryKind, byte, crc32c};
-use crate::drain::group::Closed;
-use crate::blocks::index::{Lookup, ObjectFlags, Position};
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
-use crate::format::redo::{FRAME_BLOCKS_MAX, FRAME_ENTRIES_MAX, FrameName, encode_header, frame_bytes};
 use crate::base::util::runs;
+use crate::blocks::index::{Lookup, Position};
+use crate::drain::group::Closed;
+use crate::engine::{Engine, Io};
+use crate::format::redo::{FRAME_BLOCKS_MAX, FRAME_ENTRIES_MAX, FrameName, encode_header, frame_bytes};
+use crate::format::{Entry, EntryKind, byte, crc32c};
+use crate::front::ack::Deferred;
 
 /// A part of a group's redo on its way from the cache device to the backend.
 #[derive(Debug, Clone)]
@@ -37,9 +37,11 @@ struct FrameBlock {
 impl Engine {
     /// Begins the next frame of the closed group; false when there is none, or no buffer for it.
     pub(crate) fn redo_next(&mut self, id: VolumeId) -> bool {
-        let Some(groups) = self.volume(id).groups.as_ref() else { return false };
-        let Some(closed) = &groups.closed else { return false };
-        if closed.again.is_empty() && closed.is_gathered() {
+        let volume = self.volume(id);
+        let Some(closed) = volume.groups.as_ref().and_then(|groups| groups.closed.as_ref()) else {
+            return false;
+        };
+        if closed.again.is_empty() && volume.ledger.is_gathered() {
             return false;
         }
         let Some(buf) = self.pools.drain.take() else { return false };
@@ -70,7 +72,6 @@ impl Engine {
     fn fill_frame(&mut self, id: VolumeId, buf: Buf) -> Option<Frame> {
         let volume = self.volume_mut(id);
         let blocks_end = volume.blocks_held();
-        let index = &volume.index;
         let closed = volume.groups.as_mut().and_then(|g| g.closed.as_mut()).expect("a group is closed");
         let mut frame = Frame {
             volume: id,
@@ -82,19 +83,13 @@ impl Engine {
             bad: false,
             second: false,
         };
-        closed.gather_blocks(FRAME_BLOCKS_MAX, &mut |block, position| {
-            let position = match index.lookup(block) {
-                Lookup::At(newest) if mutated!(CoalesceAcrossCut) => newest,
-                _ => position,
-            };
+        volume.ledger.gather_blocks(FRAME_BLOCKS_MAX, &mut |block, position| {
             frame.blocks.push(FrameBlock { block, position, crc: 0 });
         });
         if frame.blocks.len() < FRAME_BLOCKS_MAX {
             let room = FRAME_ENTRIES_MAX - frame.blocks.len();
-            closed.gather_zeroes(room, blocks_end, &mut |object, block, n| {
-                let keep = index.flags(object).contains(ObjectFlags::ZERO_KEEP);
-                frame.zeroes.push((block, n, keep));
-            });
+            let mut take = |block, n, keep| frame.zeroes.push((block, n, keep));
+            volume.ledger.gather_zeroes(room, blocks_end, &mut take);
         }
         if frame.blocks.is_empty() && frame.zeroes.is_empty() {
             return None;
@@ -105,7 +100,7 @@ impl Engine {
 
     /// The frame again, in another buffer: its blocks may have been moved or lost meanwhile.
     fn refresh_frame(&mut self, mut frame: Frame, buf: Buf) -> Frame {
-        let index = &self.closed_mut(frame.volume).delta.index;
+        let index = self.volume(frame.volume).ledger.closed_index().expect("a group is closed");
         frame.blocks.retain_mut(|part| match index.lookup(part.block) {
             Lookup::At(position) => {
                 part.position = position;
@@ -130,7 +125,11 @@ impl Engine {
         for (start, end, position) in spans {
             self.space.pin(position);
             let buf = buf.slice(frame_bytes(start), (end - start) * BLOCK_BYTES);
-            self.out.read(Io::FrameRead { frame: index, start: start as u16, end: end as u16 }, byte(position), buf);
+            self.out.read(
+                Io::FrameRead { frame: index, start: start as u16, end: end as u16 },
+                byte(position),
+                buf,
+            );
         }
     }
 
@@ -171,19 +170,13 @@ impl Engine {
 
     /// A copy that a group needs has no good content: the block is lost, or its newer content goes on without the older.
     pub(crate) fn lose_copy(&mut self, id: VolumeId, block: u64, position: Position) {
-        if self.volume(id).index.lookup(block) == Lookup::At(position) {
+        if self.volume(id).ledger.index().lookup(block) == Lookup::At(position) {
             return self.lose_block(id, block, position);
         }
         let (volume, space) = self.volume_and_space(id);
-        let groups = volume.groups.as_mut().expect("a group needs it");
-        if groups.closed_has(block, position) && space.marks.is_dirty(position) {
-            groups.forget(block, position);
-            space.clean(position);
-            volume.frozen_blocks -= 1;
-            if self.dead {
-                // Its group would be no state that the volume ever had.
-                self.fail_volume(id);
-            }
+        if volume.ledger.lose_frozen(space, block, position) && self.dead {
+            // Its group would be no state that the volume ever had.
+            self.fail_volume(id);
         }
     }
 

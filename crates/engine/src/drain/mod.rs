@@ -9,17 +9,18 @@
 pub(crate) mod frame;
 pub(crate) mod group;
 
-use crate::front::ack::{Deferred, Waiting};
 use crate::api::{BLOCK_BYTES, BackendOp, IoError, Mode, Nanos, VolumeId};
-use crate::engine::{Engine, Io};
-use crate::format::{Stream, byte, crc32c};
-use crate::blocks::index::{Lookup, OBJECT_BLOCKS, ObjectFlags, Position};
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
 use crate::base::pools::PIECE_BLOCKS;
-use crate::blocks::space::Space;
 use crate::base::util::runs;
-use crate::control::volume::{DirtyObject, Task, Volume, object_of};
+use crate::blocks::index::{Lookup, OBJECT_BLOCKS, ObjectFlags, Position};
+use crate::blocks::ledger::{Cleaned, object_of};
+use crate::blocks::space::Space;
+use crate::control::volume::{DirtyObject, Task, Volume};
+use crate::engine::{Engine, Io};
+use crate::format::{Stream, byte, crc32c};
+use crate::front::ack::{Deferred, Waiting};
 
 /// A dirty object is left alone for this long in write-back: it may be written again.
 const DRAIN_DELAY_NS: Nanos = 1_000_000_000;
@@ -103,8 +104,8 @@ impl Volume {
     fn copy_to_drain(&self, space: &Space, block: u64, frozen: bool) -> Option<Position> {
         let newer = self.uncommitted(block, 1).0.is_some();
         let found = match (frozen, newer) {
-            (false, false) => self.index.lookup(block),
-            (true, true) => self.groups.as_ref()?.cut()?.delta.index.lookup(block),
+            (false, false) => self.ledger.index().lookup(block),
+            (true, true) => self.ledger.cut_index()?.lookup(block),
             _ => return None,
         };
         let Lookup::At(position) = found else { return None };
@@ -173,10 +174,10 @@ impl Engine {
     /// would take from the writes at hand what they need of the backend, and of this machine.
     fn pieces_gentle(&self, id: VolumeId) -> usize {
         let volume = self.volume(id);
-        if volume.groups.as_ref().is_none_or(|groups| !groups.is_uncommitted()) {
+        if !volume.ledger.is_uncommitted() {
             return PIECES_RELAXED;
         }
-        let (dirty, max) = (volume.held_blocks(), self.dirty_bytes_max(id) / BLOCK_BYTES as u64);
+        let (dirty, max) = (volume.ledger.held(), self.dirty_bytes_max(id) / BLOCK_BYTES as u64);
         // Half of what may be dirty is urgent.
         let more = dirty * 2 * (PIECES_RELAXED - PIECES_GENTLE) as u64 / max.max(1);
         (PIECES_GENTLE + more as usize).min(PIECES_RELAXED)
@@ -188,7 +189,7 @@ impl Engine {
         volume.mode != Mode::WriteBack
             || volume.task != Task::None
             || volume.drain_all_until > volume.sequence_drained
-            || volume.held_blocks() * BLOCK_BYTES as u64 > self.dirty_bytes_max(id) / 2
+            || volume.ledger.held() * BLOCK_BYTES as u64 > self.dirty_bytes_max(id) / 2
             || self.redo_is_long(id)
             || volume.peer_is_short()
             || self.space.dirty_blocks() > self.space.dirty_blocks_max() / 2
@@ -199,11 +200,11 @@ impl Engine {
     fn start_drain(&mut self, now: Nanos, id: VolumeId, urgent: bool) -> bool {
         let volume = self.volume_mut(id);
         let drainable = volume.sequence_drainable();
-        let (drainable_end, index) = (volume.drain_end(), &volume.index);
+        let (drainable_end, ledger) = (volume.drain_end(), &volume.ledger);
         let free = |d: &DirtyObject| {
             d.drain_from <= drainable
                 && d.object < drainable_end
-                && !index.flags(d.object).contains(ObjectFlags::DRAINING)
+                && !ledger.flags(d.object).contains(ObjectFlags::DRAINING)
         };
         if volume.image_is_held() {
             return false;
@@ -218,10 +219,10 @@ impl Engine {
             return false;
         }
         let entry = volume.take_dirty(at);
-        volume.index.clear_flags(entry.object, ObjectFlags::QUEUED);
-        volume.index.set_flags(entry.object, ObjectFlags::DRAINING);
-        let zeroes = volume.index.flags(entry.object).contains(ObjectFlags::ZERO_DIRTY);
-        let cut = volume.groups.as_ref().is_some_and(|groups| groups.cut().is_some());
+        volume.ledger.unmark(entry.object, ObjectFlags::QUEUED);
+        volume.ledger.mark(entry.object, ObjectFlags::DRAINING);
+        let zeroes = volume.ledger.flags(entry.object).contains(ObjectFlags::ZERO_DIRTY);
+        let cut = volume.ledger.cut_index().is_some();
         let written = self.spare_written.pop().unwrap_or_default();
         let drain = Drain {
             volume: id,
@@ -250,16 +251,15 @@ impl Engine {
         let mut at = object + u64::from(drain.cursor);
         while at < end {
             let volume = self.volume(id);
-            let (found, n) = volume.index.lookup_run(at, (end - at) as u32);
+            let (found, n) = volume.ledger.index().lookup_run(at, (end - at) as u32);
             let (uncommitted, n) = match found {
                 Lookup::At(_) | Lookup::Zero => volume.uncommitted(at, n),
                 Lookup::Absent | Lookup::Lost => (None, n),
             };
             let (mut found, mut n) = (found, n);
             if let Some(until) = uncommitted {
-                let cut =
-                    volume.groups.as_ref().and_then(|groups| groups.cut()).filter(|_| self.drains[d].cut);
-                (found, n) = cut.map_or((Lookup::Absent, n), |cut| cut.delta.index.lookup_run(at, n));
+                let cut = volume.ledger.cut_index().filter(|_| self.drains[d].cut);
+                (found, n) = cut.map_or((Lookup::Absent, n), |cut| cut.lookup_run(at, n));
                 self.drains[d].left_out = LeftOut::with(self.drains[d].left_out, until);
             }
             match found {
@@ -352,7 +352,7 @@ impl Engine {
             Deferred::Zeroes(drain, first, n) => {
                 let (offset, len) = (first * block, u64::from(n) * block);
                 let volume = self.volume(self.drains[drain].volume);
-                let keep = volume.index.flags(object_of(first)).contains(ObjectFlags::ZERO_KEEP);
+                let keep = volume.ledger.flags(object_of(first)).contains(ObjectFlags::ZERO_KEEP);
                 let op = match keep {
                     true => BackendOp::WriteZeroes { offset, len },
                     false => BackendOp::Discard { offset, len },
@@ -404,7 +404,11 @@ impl Engine {
             self.space.pin(position);
             self.pieces[index].reads += 1;
             let buf = piece.buf.slice(start * BLOCK_BYTES, (end - start) * BLOCK_BYTES);
-            self.out.read(Io::DrainRead { piece: index, start: start as u16, end: end as u16 }, byte(position), buf);
+            self.out.read(
+                Io::DrainRead { piece: index, start: start as u16, end: end as u16 },
+                byte(position),
+                buf,
+            );
         }
     }
 
@@ -453,8 +457,10 @@ impl Engine {
     /// Whether all blocks of a piece are where they were: what has been moved meanwhile has left its place to others.
     fn is_still_there(&self, piece: &Piece) -> bool {
         let volume = self.volume(self.drains[piece.drain].volume);
-        let cut = volume.groups.as_ref().and_then(|groups| groups.cut()).map(|cut| &cut.delta.index);
-        let Some(index) = (if piece.frozen { cut } else { Some(&volume.index) }) else { return false };
+        let current = Some(volume.ledger.index());
+        let Some(index) = (if piece.frozen { volume.ledger.cut_index() } else { current }) else {
+            return false;
+        };
         let positions = piece.positions[..piece.blocks as usize].iter();
         let is_there = |position, block| {
             index.lookup(block) == Lookup::At(position) && self.space.life_of(position) < piece.opened
@@ -584,38 +590,28 @@ impl Engine {
         let checkpoint = self.checkpoint.next_number();
         let (volume, space) = self.volume_and_space(drain.volume);
         volume.drains.retain(|&x| x != d);
-        volume.index.clear_flags(object, ObjectFlags::DRAINING);
+        volume.ledger.unmark(object, ObjectFlags::DRAINING);
         if flushed {
             let mut drained = 0;
             for &Written { block, position, opened } in &drain.written {
-                if space.life_of(position) >= opened {
-                    // The log has been round meanwhile: what stands there now is newer, and queued.
-                    continue;
-                }
-                let in_cut = volume.cut_reached(block, position);
-                if volume.index.lookup(block) != Lookup::At(position) {
-                    if in_cut && space.clean(position) {
-                        volume.frozen_blocks -= 1;
-                    }
-                    continue;
-                }
-                if let Some(until) = volume.uncommitted(block, 1).0 {
+                match volume.ledger.clean(space, block, position, opened) {
+                    Cleaned::Superseded => {}
                     // The groups began while it was on its way: theirs has to hold it all the same.
-                    drain.left_out = LeftOut::with(drain.left_out, until);
-                } else if space.clean(position) {
-                    drained += 1;
+                    Cleaned::Needed(group) => {
+                        drain.left_out = LeftOut::with(drain.left_out, volume.sequence_of(group));
+                    }
+                    Cleaned::Clean { was_dirty } => drained += u64::from(was_dirty),
                 }
             }
-            let first_sequence = match drain.cut && volume.cut_reached_object(object) {
+            let first_sequence = match drain.cut && volume.ledger.cut_has_zeroes(object) {
                 true => drain.entry.first_sequence.max(drain.committed + 1),
                 false => drain.entry.first_sequence,
             };
-            volume.dirty_blocks -= drained;
             volume.count.drained_blocks += drained;
             if volume.sequence_safe() < volume.backlog_sequence {
                 volume.credit_bytes += drained * BLOCK_BYTES as u64 / 2;
             }
-            let flags = volume.index.flags(object);
+            let flags = volume.ledger.flags(object);
             let queued = flags.contains(ObjectFlags::QUEUED);
             if queued {
                 volume.drain_cursor = 0;
@@ -637,8 +633,7 @@ impl Engine {
                 };
                 volume.requeue_dirty(entry);
             } else if drain.zeroes && (mutated!(NewZeroesTakenForDrained) || !queued) {
-                volume.index.clear_flags(object, ObjectFlags::ZERO_DIRTY | ObjectFlags::ZERO_KEEP);
-                volume.index.forget_zeroes(object);
+                volume.ledger.forget_zeroes(object);
                 volume.forgotten_until = checkpoint;
             }
         } else {

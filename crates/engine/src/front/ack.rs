@@ -4,10 +4,10 @@
 //! back-pressure, which holds answers back so that the dirty level meets the drain smoothly.
 
 use crate::api::{BLOCK_BYTES, IoError, Mode, Nanos, Op, RequestError, VolumeId};
-use crate::engine::{Engine, Io};
-use crate::format::Stream;
 use crate::base::mutation::mutated;
 use crate::control::volume::{OpId, Stage};
+use crate::engine::{Engine, Io};
+use crate::format::Stream;
 
 /// Longest that one acknowledgement is held back.
 const HOLD_MAX_NS: Nanos = 1_000_000_000;
@@ -212,7 +212,7 @@ impl Engine {
     fn hold_ns(&self, now: Nanos, id: VolumeId, len: u64) -> Nanos {
         let volume = self.volume(id);
         let max = self.dirty_bytes_max(id) as f64;
-        let dirty = ((volume.held_blocks() + volume.unpublished_blocks) * BLOCK_BYTES as u64) as f64;
+        let dirty = ((volume.ledger.held() + volume.unpublished_blocks) * BLOCK_BYTES as u64) as f64;
         let low = max / 2.0;
         if dirty <= low || volume.drain_rate.is_stale(now) {
             return 0;

@@ -6,16 +6,16 @@
 //! (write-around, off) go to the backend instead, after cached copies were made void.
 
 use crate::api::{BLOCK_BYTES, BackendOp, IoError, Nanos, Op, RequestError, VolumeId};
-use crate::control::LAST_CHECKPOINT;
-use crate::engine::{Engine, Io};
-use crate::format::{EntryKind, RecordKind, Stream};
-use crate::blocks::index::Lookup;
-use crate::log::{Builder, RecordFields, copy_block};
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
 use crate::base::pools::{BUFFERS_FOR_MOVES, EDGE_BUFFERS_RESERVED};
-use crate::peers::owner::RecordRoom;
+use crate::blocks::index::Lookup;
+use crate::control::LAST_CHECKPOINT;
 use crate::control::volume::{ClientOp, Edge, Lock, OpId, Stage};
+use crate::engine::{Engine, Io};
+use crate::format::{EntryKind, RecordKind, Stream};
+use crate::log::{Builder, RecordFields, copy_block};
+use crate::peers::owner::RecordRoom;
 use std::collections::VecDeque;
 
 /// Pause before a backend that failed is tried again.
@@ -517,7 +517,7 @@ impl Engine {
     /// Blocks that the volume may still dirty.
     pub(crate) fn quota_left(&self, id: VolumeId) -> u64 {
         let volume = self.volume(id);
-        let used = volume.held_blocks() + volume.unpublished_blocks + volume.reserved_blocks();
+        let used = volume.ledger.held() + volume.unpublished_blocks + volume.reserved_blocks();
         let own = (self.dirty_bytes_max(id) / BLOCK_BYTES as u64).saturating_sub(used);
         own.min(self.blocks_left())
     }
@@ -647,12 +647,12 @@ impl Engine {
     /// forgotten then.
     pub(crate) fn has_dirty(&self, id: VolumeId, first: u64, end: u64) -> bool {
         let volume = self.volume(id);
-        if volume.dirty_blocks == 0 && !volume.is_dirty() {
+        if volume.ledger.dirty() == 0 && !volume.is_dirty() {
             return false;
         }
         let mut at = first;
         while at < end {
-            let (found, n) = volume.index.lookup_run(at, (end - at).min(1 << 20) as u32);
+            let (found, n) = volume.ledger.index().lookup_run(at, (end - at).min(1 << 20) as u32);
             let dirty = match found {
                 Lookup::At(position) => (position..position + n).any(|p| self.space.marks.is_dirty(p)),
                 Lookup::Zero => true,
@@ -668,7 +668,7 @@ impl Engine {
 
     /// Whether the only copy of any of the blocks is lost.
     fn has_lost(&self, id: VolumeId, first: u64, end: u64) -> bool {
-        let index = &self.volume(id).index;
+        let index = self.volume(id).ledger.index();
         let mut at = if index.blocks().lost == 0 { end } else { first };
         while at < end {
             let (found, n) = index.lookup_run(at, (end - at).min(1 << 20) as u32);
@@ -682,7 +682,7 @@ impl Engine {
 
     /// Whether the index knows anything about the blocks.
     fn is_known(&self, id: VolumeId, first: u64, end: u64) -> bool {
-        let index = &self.volume(id).index;
+        let index = self.volume(id).ledger.index();
         let mut at = first;
         while at < end {
             let (found, n) = index.lookup_run(at, (end - at).min(1 << 20) as u32);

@@ -1,16 +1,16 @@
 //! Reads: from the cache device, from the backend, and the admission of what was missing.
 
 use crate::api::{BLOCK_BYTES, BackendOp, IoError, Mode, Nanos, Op, RequestError, VolumeId};
-use crate::engine::{Engine, Io};
-use crate::format::{RecordKind, Stream, byte, crc32c};
-use crate::blocks::index::{Lookup, Position};
-use crate::log::{Builder, Built, BuiltEntry, RecordFields, copy_block};
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
 use crate::base::pools::BUFFERS_FOR_MOVES;
-use crate::blocks::parent::Found;
 use crate::base::util::FixedMap;
+use crate::blocks::index::{Lookup, Position};
+use crate::blocks::parent::Found;
 use crate::control::volume::OpId;
+use crate::engine::{Engine, Io};
+use crate::format::{RecordKind, Stream, byte, crc32c};
+use crate::log::{Builder, Built, BuiltEntry, RecordFields, copy_block};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Most blocks that are on their way into the read cache; beyond, misses are not admitted.
@@ -350,7 +350,11 @@ impl Engine {
         count.parent_blocks += if source == vid { 0 } else { u64::from(blocks) };
         self.ops[id].waiting += 1;
         let offset = block * BLOCK_BYTES as u64;
-        self.backend(Io::Miss(MissRead { op: id, volume: source, block, buf, fill }), source, BackendOp::Read { offset, buf });
+        self.backend(
+            Io::Miss(MissRead { op: id, volume: source, block, buf, fill }),
+            source,
+            BackendOp::Read { offset, buf },
+        );
     }
 
     /// Notes that a read is fetching blocks that may be admitted when they arrive.
@@ -420,7 +424,7 @@ impl Engine {
             }
             return;
         }
-        let current = self.volume(vid).index.lookup(block) == Lookup::At(position);
+        let current = self.volume(vid).ledger.index().lookup(block) == Lookup::At(position);
         if current && self.space.marks.is_dirty(position) {
             if read.again {
                 self.note_corrupt(vid, position);
@@ -445,7 +449,7 @@ impl Engine {
 
     /// A dirty block has no good copy here; with none at the peer either it is lost.
     pub(crate) fn lose_block(&mut self, vid: VolumeId, block: u64, position: Position) {
-        let current = self.volume(vid).index.lookup(block) == Lookup::At(position);
+        let current = self.volume(vid).ledger.index().lookup(block) == Lookup::At(position);
         if current && !self.repair(vid, block, position) {
             self.lose_for_good(vid, block, position);
         }
@@ -453,19 +457,13 @@ impl Engine {
 
     /// The only copy of a dirty block is lost: it reads EIO until it is overwritten.
     pub(crate) fn lose_for_good(&mut self, vid: VolumeId, block: u64, position: Position) {
-        if self.volume(vid).index.lookup(block) != Lookup::At(position) {
+        if self.volume(vid).ledger.index().lookup(block) != Lookup::At(position) {
             return;
         }
         let (volume, space) = self.volume_and_space(vid);
-        volume.index.set_lost(block, 1, &mut |_, _, _| ());
+        volume.ledger.lose(space, block, position);
         if let Some(peer) = &mut volume.peer {
             peer.lost = true;
-        }
-        if let Some(groups) = &mut volume.groups {
-            groups.forget(block, position);
-        }
-        if space.kill(position) {
-            volume.dirty_blocks -= 1;
         }
         self.checkpoint.wanted = true;
         if self.dead {
@@ -488,13 +486,7 @@ impl Engine {
     /// Drops what the cache holds of a range, as a record says. Dirty blocks go too: the caller knows why.
     pub(crate) fn drop_blocks(&mut self, vid: VolumeId, first: u64, blocks: u64) {
         let (volume, space) = self.volume_and_space(vid);
-        let mut cleaned = 0;
-        volume.index.remove(first, blocks, &mut |_, n, was| {
-            if let Lookup::At(position) = was {
-                cleaned += (position..position + n).filter(|&p| space.kill(p)).count() as u64;
-            }
-        });
-        volume.dirty_blocks -= cleaned;
+        volume.ledger.forget(space, first, blocks);
     }
 
     pub(crate) fn miss_done(&mut self, now: Nanos, read: MissRead, result: Result<(), IoError>) {
@@ -537,7 +529,7 @@ impl Engine {
             if self.fills.pending.get(&(vid, block)) != Some(&read.fill) {
                 continue;
             }
-            let absent = self.volume(vid).index.lookup(block) == Lookup::Absent;
+            let absent = self.volume(vid).ledger.index().lookup(block) == Lookup::Absent;
             let stream = if self.ghost.take(vid, block) { Stream::Main } else { Stream::Fill };
             let from = read.buf.slice(i * BLOCK_BYTES, BLOCK_BYTES);
             match if absent { self.stage_fill(now, vid, block, stream, from) } else { None } {
@@ -657,9 +649,7 @@ impl Engine {
             }
             self.fills.settle(vid, block);
             let (volume, space) = self.volume_and_space(vid);
-            debug_assert_eq!(volume.index.lookup(block), Lookup::Absent);
-            volume.index.insert(block, 1, built.position, &mut |_, _, _| ());
-            space.place(built.position, built.entry.value(), false);
+            volume.ledger.fill(space, block, built.position, built.entry.value());
             volume.count.admitted_blocks += 1;
         }
     }

@@ -5,17 +5,17 @@
 //! are published (index updated, writes acknowledged) in the order in which they were built.
 
 use crate::api::{BLOCK_BYTES, Nanos, VolumeId};
+use crate::base::mem::{Arena, Buf};
+use crate::base::mutation::mutated;
+use crate::blocks::index::Position;
+use crate::blocks::space::{NONE, RESERVE_READ_CACHE, RESERVE_WRITES, SegmentState, Space};
+use crate::control::volume::OpId;
 use crate::engine::{Engine, Io};
 use crate::format::{
     self, Entry, EntryKind, FORMAT_VERSION, Geometry, RECORD_ENTRIES_MAX, RECORD_MAGIC, RecordHeader,
     RecordKind, SEGMENT_MAGIC, SUMMARY_BLOCKS_MAX, SUMMARY_MAGIC, SegmentHeader, Stream, SummaryHeader,
     SummaryRecord, byte, crc32c,
 };
-use crate::blocks::index::Position;
-use crate::base::mem::{Arena, Buf};
-use crate::base::mutation::mutated;
-use crate::blocks::space::{NONE, RESERVE_READ_CACHE, RESERVE_WRITES, SegmentState, Space};
-use crate::control::volume::OpId;
 use std::collections::VecDeque;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};

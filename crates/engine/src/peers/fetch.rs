@@ -2,13 +2,13 @@
 //! them, and the owner logs them as the records of a copy, before it serves again.
 
 use crate::api::{BLOCK_BYTES, ControlError, IoError, RECORD_BLOCKS_MAX, RequestError, VolumeId};
+use crate::base::mem::Buf;
+use crate::blocks::index::Position;
+use crate::control::volume::{OpId, Task};
 use crate::engine::{Engine, Io};
 use crate::format::{RecordKind, byte, crc32c};
-use crate::blocks::index::Position;
-use crate::base::mem::Buf;
-use crate::recovery::replay::{FoundRecord, decode_record};
 use crate::peers::follower::Replica;
-use crate::control::volume::{OpId, Task};
+use crate::recovery::replay::{FoundRecord, decode_record};
 
 /// Size of the buffer of an [`Op::Fetch`](crate::api::Op::Fetch), in bytes: the longest record.
 pub const FETCH_BYTES: usize = (1 + RECORD_BLOCKS_MAX) * BLOCK_BYTES;

@@ -5,24 +5,21 @@
 //! log is in the order of the records, so that its place there tells.
 
 use crate::api::{
-    BLOCK_BYTES, Begin, ControlError, RECORD_BLOCKS_MAX, Request, RequestError, Room, VolumeId,
-    VolumeSpec, is_size,
+    BLOCK_BYTES, Begin, ControlError, RECORD_BLOCKS_MAX, Request, RequestError, Room, VolumeId, VolumeSpec,
+    is_size,
 };
+use crate::base::mem::Buf;
+use crate::base::mutation::mutated;
+use crate::blocks::index::ObjectFlags;
+use crate::blocks::ledger::{Place, objects_of};
+use crate::control::volume::{DirtyObject, OpId, Stage, Task, Volume};
 use crate::control::{AddError, check_spec};
 use crate::engine::Engine;
 use crate::format::{COUNTER_MAX, EntryKind, RecordKind, crc32c};
-use crate::blocks::index::{Lookup, ObjectFlags, Position, VolumeIndex};
 use crate::log::{Append, Builder, Built, BuiltEntry, RecordFields};
-use crate::base::mem::Buf;
-use crate::base::mutation::mutated;
 use crate::peers::owner::WINDOW_BYTES;
 use crate::recovery::replay::decode_record;
-use crate::blocks::space::Space;
-use crate::control::volume::{DirtyObject, OpId, Stage, Task, Volume, object_of};
 use std::collections::{BTreeMap, VecDeque};
-
-/// A place in the log stream: life of the segment, and block in it.
-type Place = (u64, u32);
 
 /// Behind everything that is published.
 const EVERYTHING: Place = (u64::MAX, 0);
@@ -207,7 +204,7 @@ impl Engine {
         let replica = volume.replica.as_ref();
         let told = replica.map_or(0, |replica| replica.granted.ranges + replica.pending.ranges);
         Room {
-            bytes: (volume.held_blocks() + volume.reserved_blocks()) * BLOCK_BYTES as u64,
+            bytes: (volume.ledger.held() + volume.reserved_blocks()) * BLOCK_BYTES as u64,
             ranges: self.extents_of(id) + told,
         }
     }
@@ -318,19 +315,17 @@ impl Engine {
             let object = dirty.object;
             let newest = replica.zeroed.get(&object).copied();
             let zeroes_done = place == EVERYTHING || newest.is_some_and(|newest| newest <= sequence);
-            if volume.index.flags(object).contains(ObjectFlags::ZERO_DIRTY) && zeroes_done {
-                volume.index.clear_flags(object, ObjectFlags::ZERO_DIRTY | ObjectFlags::ZERO_KEEP);
-                volume.index.forget_zeroes(object);
+            if volume.ledger.flags(object).contains(ObjectFlags::ZERO_DIRTY) && zeroes_done {
+                volume.ledger.forget_zeroes(object);
                 replica.zeroed.remove(&object);
                 forgotten = true;
             }
-            let (cleaned, dirty_left) = clean_before(&volume.index, space, object, place);
-            volume.dirty_blocks -= cleaned;
+            let (cleaned, dirty_left) = volume.ledger.clean_before(space, object, place);
             volume.count.drained_blocks += cleaned;
-            if dirty_left || volume.index.flags(object).contains(ObjectFlags::ZERO_DIRTY) {
+            if dirty_left || volume.ledger.flags(object).contains(ObjectFlags::ZERO_DIRTY) {
                 left.push(DirtyObject { first_sequence: sequence + 1, ..dirty });
             } else {
-                volume.index.clear_flags(object, ObjectFlags::QUEUED);
+                volume.ledger.unmark(object, ObjectFlags::QUEUED);
             }
         }
         left.into_iter().rev().for_each(|dirty| volume.dirty_objects.push_front(dirty));
@@ -525,8 +520,7 @@ impl Engine {
         self.forget_blocks(id, 0, blocks);
         self.extents_changed = true;
         let volume = self.volume_mut(id);
-        debug_assert_eq!(volume.dirty_blocks, 0);
-        volume.index = VolumeIndex::new();
+        volume.ledger.reset();
         volume.dirty_objects.clear();
         volume.drain_cursor = 0;
         volume.failed = false;
@@ -562,8 +556,7 @@ impl Replica {
 
     fn note_zeroes(&mut self, sequence: u64, entries: &[BuiltEntry]) {
         for entry in entries.iter().map(|built| built.entry).filter(|entry| is_zeroes(entry.kind())) {
-            let last = entry.block() + u64::from(entry.value()) - 1;
-            for object in object_of(entry.block())..=object_of(last) {
+            for object in objects_of(entry.block()..entry.block() + u64::from(entry.value())) {
                 self.zeroed.insert(object, sequence);
             }
         }
@@ -593,31 +586,6 @@ fn is_zeroes(kind: Option<EntryKind>) -> bool {
 /// The header block of a record in a buffer.
 fn header_of(buf: Buf) -> Buf {
     buf.slice(0, BLOCK_BYTES)
-}
-
-/// Cleans what an object has in the log before `place`; returns how many blocks that were, and whether others are dirty.
-fn clean_before(index: &VolumeIndex, space: &mut Space, object: u32, place: Place) -> (u64, bool) {
-    let (mut cleaned, mut left) = (0, false);
-    for (_, n, found) in index.runs(object) {
-        let Lookup::At(position) = found else { continue };
-        for position in position..position + n {
-            if !space.marks.is_dirty(position) {
-                continue;
-            }
-            if place_of(space, position) < place {
-                space.clean(position);
-                cleaned += 1;
-            } else {
-                left = true;
-            }
-        }
-    }
-    (cleaned, left)
-}
-
-fn place_of(space: &Space, position: Position) -> Place {
-    let segment = space.geo.segment_of(position);
-    (space.life_of(position), position - space.geo.segment_block(segment))
 }
 
 #[cfg(test)]

@@ -3,17 +3,16 @@
 //! Who the peer is, when its copy is whole, and what the ownership record says is not decided here: the driver of the
 //! core tells by [`Engine::set_pairing`] what the copy counts for, and by [`Engine::peer_has`] how far it goes.
 
-use crate::front::ack::Waiting;
 use crate::api::{
-    BLOCK_BYTES, Degraded, Have, LogStatus, Mode, Nanos, Pairing, PeerOp, RECORD_BLOCKS_MAX, Room,
-    VolumeId,
+    BLOCK_BYTES, Degraded, Have, LogStatus, Mode, Nanos, Pairing, PeerOp, RECORD_BLOCKS_MAX, Room, VolumeId,
 };
+use crate::base::mutation::mutated;
+use crate::control::volume::{OpId, Task, Volume};
 use crate::engine::Engine;
 use crate::format::RecordKind;
+use crate::front::ack::Waiting;
 use crate::log::Builder;
-use crate::base::mutation::mutated;
 use crate::peers::follower::room_of;
-use crate::control::volume::{OpId, Task, Volume};
 use std::collections::VecDeque;
 
 /// Bytes of records that the peer has not confirmed, of one volume; at more, its log waits. A peer that does not read stops

@@ -2,14 +2,14 @@
 //! sends is logged again, as a block is that reclaim moves. A read of it waits for that.
 
 use crate::api::{BLOCK_BYTES, Nanos, PeerOp, RequestError, VolumeId};
-use crate::engine::Engine;
-use crate::format::{RecordKind, Stream, crc32c};
-use crate::blocks::index::{Lookup, Position};
-use crate::log::RecordFields;
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
-use crate::front::read::CachedRead;
+use crate::blocks::index::{Lookup, Position};
 use crate::control::volume::{OpId, Volume};
+use crate::engine::Engine;
+use crate::format::{RecordKind, Stream, crc32c};
+use crate::front::read::CachedRead;
+use crate::log::RecordFields;
 use std::collections::VecDeque;
 
 /// So long the peer is waited for, or room in the log; a peer that is alive answers in the time of a device read.
@@ -208,8 +208,9 @@ impl Engine {
     fn is_wanted(&self) -> bool {
         let Some(&Repair { volume, block, position, .. }) = self.repairs.queue.front() else { return false };
         let Some(of) = &self.volumes[volume.0 as usize] else { return false };
-        let frozen = || of.groups.as_ref().is_some_and(|groups| groups.closed_has(block, position));
-        of.index.lookup(block) == Lookup::At(position) || self.space.marks.is_dirty(position) && frozen()
+        let frozen = || of.ledger.closed_has(block, position);
+        of.ledger.index().lookup(block) == Lookup::At(position)
+            || self.space.marks.is_dirty(position) && frozen()
     }
 
     /// Logs the copy that has come; false if there is no room for it now.
@@ -284,7 +285,7 @@ impl Engine {
     pub(crate) fn start_block(&mut self, id: OpId, crc: u32) {
         let op = self.ops[id];
         let (volume, block) = (op.request.volume, op.first_block);
-        match self.volume(volume).index.lookup(block) {
+        match self.volume(volume).ledger.index().lookup(block) {
             Lookup::At(position)
                 if op.blocks == 1 && self.space.marks.crc(position) == crc && !mutated!(BlockNotGiven) =>
             {

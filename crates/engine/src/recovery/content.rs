@@ -2,13 +2,13 @@
 
 use crate::api::{BLOCK_BYTES, VolumeId};
 use crate::base::device::Device;
+use crate::base::mem::AlignedBuf;
+use crate::blocks::index::{Lookup, Position};
+use crate::control::volume::Volume;
 use crate::engine::{Engine, EngineConfig};
 use crate::format::{Geometry, byte, crc32c};
-use crate::blocks::index::{Lookup, Position};
-use crate::base::mem::AlignedBuf;
 use crate::recovery::recover::{OpenError, Rebuilt, RecoveryReport, load_checkpoint, read, read_superblock};
 use crate::status::{DeviceStatus, VolumeStatus};
-use crate::control::volume::Volume;
 
 /// Blocks that are read at once.
 const READ_BLOCKS: usize = 64;
@@ -116,8 +116,8 @@ impl Contents {
     ) -> Result<(), E> {
         let Some(Some(volume)) = self.engine.volumes.get(usize::from(id.0)) else { return Ok(()) };
         let mut buf = AlignedBuf::zeroed(READ_BLOCKS * BLOCK_BYTES);
-        for object in volume.index.objects(0) {
-            for (block, blocks, found) in volume.index.runs(object) {
+        for object in volume.ledger.index().objects(0) {
+            for (block, blocks, found) in volume.ledger.index().runs(object) {
                 let (dirty, content) = match found {
                     Lookup::At(position) => {
                         self.read_run(device, volume, Run { block, blocks, position }, &mut buf, see)?;

@@ -1,11 +1,11 @@
 //! Laying out a cache device, and looking at one without changing it.
 
 use crate::api::{BLOCK_BYTES, IoError, VolumeSpec};
-use crate::recovery::content::{Content, Contents};
 use crate::base::device::Device;
+use crate::base::mem::AlignedBuf;
 use crate::engine::{Engine, EngineConfig};
 use crate::format::{CACHE_BYTES_MAX, CACHE_BYTES_MIN, Geometry, SUPERBLOCKS, byte};
-use crate::base::mem::AlignedBuf;
+use crate::recovery::content::{Content, Contents};
 use crate::recovery::recover::{OpenError, RecoveryReport};
 use crate::status::{DeviceStatus, VolumeStatus};
 use std::convert::Infallible;

@@ -4,18 +4,16 @@
 //! and what is written does not change what a second recovery would find: a crash in here is harmless.
 
 use crate::api::{BLOCK_BYTES, IoError, Nanos};
-use crate::checkpoint::combined_crc;
 use crate::base::device::{Device, DeviceRead};
-use crate::engine::{Engine, EngineConfig};
-use crate::format::*;
-use crate::blocks::index::{Lookup, ObjectFlags};
-use crate::log::{decode_summary, encode_summary};
 use crate::base::mem::AlignedBuf;
 use crate::base::mutation::mutated;
-use crate::blocks::ledger::queue_dirty_objects;
-use crate::recovery::replay::{SegmentRecords, replay};
 use crate::blocks::space::{NONE, Segment, SegmentState};
-use crate::control::volume::{Volume, object_of};
+use crate::checkpoint::combined_crc;
+use crate::control::volume::Volume;
+use crate::engine::{Engine, EngineConfig};
+use crate::format::*;
+use crate::log::{decode_summary, encode_summary};
+use crate::recovery::replay::{SegmentRecords, replay};
 use zerocopy::FromBytes;
 
 /// Segments whose summaries are read at once.
@@ -315,8 +313,8 @@ impl Engine {
         tail.sort_by_key(|t| (t.stream as u8, t.segment_sequence));
         unreadable |= replay(&mut engine, &tail, &mut report, now);
         for volume in engine.volumes.iter_mut().flatten() {
-            queue_dirty_objects(volume, &engine.space, now);
-            report.blocks_lost += volume.index.blocks().lost;
+            volume.queue_dirty_objects(&engine.space, now);
+            report.blocks_lost += volume.ledger.blocks().lost;
             report.volumes_failed += u64::from(volume.failed);
             if !volume.is_dirty() {
                 volume.sequence_drained = volume.sequence;
@@ -367,15 +365,10 @@ impl Engine {
                 if n == 0 || block.checked_add(n).is_none_or(|end| end > volume.blocks()) {
                     continue;
                 }
-                if item.kind == ExtentKind::Lost as u8 {
-                    volume.index.set_lost(block, n, &mut |_, _, _| ());
-                } else {
-                    volume.index.set_zero(block, n, &mut |_, _, _| ());
-                    let keep = item.kind == ExtentKind::ZeroKeep as u8;
-                    let keep = if keep { ObjectFlags::ZERO_KEEP } else { ObjectFlags::NONE };
-                    for object in object_of(block)..=object_of(block + n - 1) {
-                        volume.index.set_flags(object, ObjectFlags::ZERO_DIRTY | keep);
-                    }
+                let range = block..block + n;
+                match item.kind == ExtentKind::Lost as u8 {
+                    true => volume.ledger.restore_lost(range),
+                    false => volume.ledger.restore_zero(range, item.kind == ExtentKind::ZeroKeep as u8),
                 }
             }
         }
@@ -480,17 +473,8 @@ impl Engine {
         if block >= volume.blocks() || self.space.marks.is_live(position) {
             return;
         }
-        let space = &mut self.space;
-        let (mut cleaned, mut covered) = (0, 0);
-        volume.index.insert(block, 1, position, &mut |_, _, was| match was {
-            Lookup::At(old) => cleaned += u64::from(space.kill(old)),
-            Lookup::Zero => covered += 1,
-            Lookup::Lost | Lookup::Absent => {}
-        });
-        volume.covered_blocks += covered;
         let dirty = bit(&n.dirty, offset);
-        space.place(position, entry.value(), dirty);
-        volume.dirty_blocks = volume.dirty_blocks + u64::from(dirty) - cleaned;
+        volume.ledger.restore(&mut self.space, (block, position), entry.value(), dirty);
     }
 
     /// A volume with fewer dirty blocks than its checkpoint counted has lost some that cannot be named. With
@@ -498,7 +482,7 @@ impl Engine {
     fn check_blocks(&mut self, expected: &[(u64, u64)]) {
         for (volume, &(dirty, covered)) in self.volumes.iter_mut().zip(expected) {
             let Some(volume) = volume else { continue };
-            if volume.dirty_blocks != dirty || volume.covered_blocks < covered {
+            if volume.ledger.dirty() != dirty || volume.ledger.covered() < covered {
                 volume.failed = true;
             }
         }

@@ -3,15 +3,14 @@
 
 use crate::api::{BLOCK_BYTES, Nanos, VolumeId};
 use crate::base::device::Device;
-use crate::engine::Engine;
-use crate::format::*;
-use crate::blocks::index::{Lookup, Position};
-use crate::log::{BuiltEntry, decode_summary};
 use crate::base::mem::AlignedBuf;
 use crate::base::mutation::mutated;
-use crate::blocks::ledger::{apply_data, apply_zeroes};
-use crate::recovery::recover::{OpenError, RecoveryReport, read};
+use crate::blocks::index::{Lookup, Position};
 use crate::control::volume::Volume;
+use crate::engine::Engine;
+use crate::format::*;
+use crate::log::decode_summary;
+use crate::recovery::recover::{OpenError, RecoveryReport, read};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use zerocopy::FromBytes;
 use zerocopy::little_endian::{U16, U32};
@@ -463,8 +462,7 @@ impl Replay<'_> {
             }
             match entry.kind() {
                 Some(EntryKind::Data) if *good => {
-                    let built = BuiltEntry { entry: *entry, position, old: 0 };
-                    apply_data(volume, space, &[built], self.now);
+                    volume.write_block(space, self.now, (entry.block(), position), entry.value());
                     self.report.blocks_replayed += 1;
                 }
                 Some(EntryKind::Data) => {
@@ -474,7 +472,7 @@ impl Replay<'_> {
                 Some(EntryKind::Discard | EntryKind::WriteZeroes) => {
                     let keep = entry.kind() == Some(EntryKind::WriteZeroes);
                     let range = entry.block()..entry.block() + len;
-                    apply_zeroes(volume, space, range, keep, sequence, self.now);
+                    volume.zero(space, self.now, range, keep, sequence);
                 }
                 Some(EntryKind::Invalidate) => {
                     self.engine.drop_blocks(VolumeId(v as u16), entry.block(), len);
@@ -511,13 +509,7 @@ impl Replay<'_> {
         if block + n > volume.blocks() {
             return;
         }
-        let mut cleaned = 0;
-        volume.index.set_lost(block, n, &mut |_, n, was| {
-            if let Lookup::At(p) = was {
-                cleaned += (p..p + n).filter(|&p| space.kill(p)).count() as u64;
-            }
-        });
-        volume.dirty_blocks -= cleaned;
+        volume.ledger.lose_range(space, block, n);
     }
 
     fn moved(&mut self, record: &FoundRecord, first: u32) {
@@ -535,18 +527,12 @@ impl Replay<'_> {
             if !good || block >= volume.blocks() {
                 continue;
             }
-            let found = volume.index.lookup(block);
-            if found == Lookup::Lost && self.bad.get(&(v, block)) == Some(&old) {
-                let built = BuiltEntry { entry: *entry, position, old };
-                apply_data(volume, space, &[built], self.now);
-                continue;
+            let lost = volume.ledger.index().lookup(block) == Lookup::Lost;
+            if lost && self.bad.get(&(v, block)) == Some(&old) {
+                volume.write_block(space, self.now, (block, position), entry.value());
+            } else {
+                volume.ledger.moved(space, block, (old, position), entry.value(), false);
             }
-            if found != Lookup::At(old) {
-                continue;
-            }
-            volume.index.insert(block, 1, position, &mut |_, _, _| ());
-            let dirty = space.kill(old);
-            space.place(position, entry.value(), dirty);
         }
     }
 
@@ -562,11 +548,10 @@ impl Replay<'_> {
             let voided =
                 self.voided.iter().any(|&(w, a, b, s)| w == v && (a..b).contains(&block) && s > sequence);
             let volume = self.engine.volumes[v].as_mut().expect("looked up above");
-            let absent = block < volume.blocks() && volume.index.lookup(block) == Lookup::Absent;
+            let absent = block < volume.blocks() && volume.ledger.index().lookup(block) == Lookup::Absent;
             if *good && absent && !voided && entry.kind() == Some(EntryKind::Data) {
                 let position = first + i as u32;
-                volume.index.insert(block, 1, position, &mut |_, _, _| ());
-                self.engine.space.place(position, entry.value(), false);
+                volume.ledger.fill(&mut self.engine.space, block, position, entry.value());
                 self.report.blocks_replayed += 1;
             }
         }

@@ -40,7 +40,15 @@ impl Client {
     pub(super) fn new(slots: usize) -> Client {
         let written = vec![0; slots];
         let slots = (0..slots).map(|_| None).collect();
-        Client { slots, next_id: 0, written, serving: None, flushed: false, verifying: false, stop_after: None }
+        Client {
+            slots,
+            next_id: 0,
+            written,
+            serving: None,
+            flushed: false,
+            verifying: false,
+            stop_after: None,
+        }
     }
 
     /// A host does not serve any more.

@@ -298,9 +298,7 @@ impl World {
         let Some(at) = owner.filter(|&at| self.plan.modes && !self.is_paused(at)) else { return };
         let mode = match self.healing {
             true => Mode::WriteBack,
-            false => {
-                self.rng.pick(&[Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off])
-            }
+            false => self.rng.pick(&[Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off]),
         };
         self.note("mode", at as u64, mode as u64, 0);
         self.cover.hit("mode changed");

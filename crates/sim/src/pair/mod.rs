@@ -91,9 +91,7 @@ impl Message {
         match self {
             Message::Begin(begin) => Told::Begin(begin),
             &Message::Begun { generation } => Told::Begun { generation },
-            Message::Record { bytes, durable } => {
-                Told::Record { data: crc32c(bytes), durable: *durable }
-            }
+            Message::Record { bytes, durable } => Told::Record { data: crc32c(bytes), durable: *durable },
             &Message::Stabilise { sequence } => Told::Stabilise { sequence },
             Message::Have(have) => Told::Have(have),
             &Message::Drained { sequence } => Told::Drained { sequence },

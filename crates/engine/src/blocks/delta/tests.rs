@@ -11,9 +11,9 @@ fn a_delta_keeps_no_more_runs_than_it_has_use_for() {
     assert_eq!(delta.runs.iter().filter(|run| current(run)).count(), 100);
 }
 
-/// All that a closed group with this delta puts into frames, in portions.
+/// All that is gathered of a closed delta, in portions.
 fn gathered(delta: Delta, max: usize) -> Vec<(u64, Position)> {
-    let mut closed = Closed::new(delta, 1, 1, 0);
+    let mut closed = Closed::new(delta);
     let mut all = Vec::new();
     loop {
         let before = all.len();
@@ -73,7 +73,7 @@ fn all_zeroes_of_a_group_are_gathered_once_in_portions_that_end_with_their_objec
         delta.index.set_zero(block, 3, &mut |_, _, _| ());
     }
     let zero = delta.index.blocks().zero;
-    let mut closed = Closed::new(delta, 1, 1, 0);
+    let mut closed = Closed::new(delta);
     let (mut at, mut blocks) = (0, 0);
     while !closed.is_gathered() {
         let mut portion = 0;
