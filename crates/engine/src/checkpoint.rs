@@ -170,7 +170,7 @@ impl Engine {
         let released = (0..self.geo.segments)
             .filter(|&s| self.space.segments[s as usize].state == SegmentState::Released)
             .collect();
-        let sequences = self.volumes.iter().map(|v| v.as_ref().map_or(0, |v| v.sequence)).collect();
+        let sequences = self.volumes.iter().map(|v| v.as_ref().map_or(0, |v| v.log.published())).collect();
         let c = &mut self.checkpoint;
         c.wanted = false;
         c.drained = false;
@@ -351,8 +351,9 @@ impl Engine {
         log.stable = log.stable.max(run.appended);
         for (volume, sequence) in self.volumes.iter_mut().zip(run.sequences) {
             if let Some(volume) = volume {
-                let sequence = if mutated!(CheckpointCoversLater) { volume.sequence } else { sequence };
-                volume.sequence_durable = volume.sequence_durable.max(sequence);
+                let published = volume.log.published();
+                let sequence = if mutated!(CheckpointCoversLater) { published } else { sequence };
+                volume.log.note_durable(sequence);
             }
         }
         for waiter in run.waiters {

@@ -516,8 +516,7 @@ impl Engine {
             i += 1;
         }
         let volume = self.volume_mut(vid);
-        volume.sequence = record.sequence;
-        volume.chain_published = record.header_crc;
+        volume.log.publish(record.sequence, record.header_crc);
         let volume = self.volume(vid);
         if !volume.is_dirty() {
             self.update_drained(vid);

@@ -532,7 +532,7 @@ impl Engine {
                 volume.drain_again(object);
             }
             if dirty && !queued && !mutated!(MovedWhileDrained) {
-                let first_sequence = volume.sequence_drained + 1;
+                let first_sequence = volume.progress.drained() + 1;
                 volume.requeue_dirty(DirtyObject {
                     object,
                     first_sequence,

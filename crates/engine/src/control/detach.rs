@@ -25,8 +25,8 @@ impl Volume {
         let mut left = Volume::new(self.spec.clone());
         left.failed = self.failed;
         left.ledger = self.ledger.take_restarted();
-        left.set_sequence(self.sequence, self.chain_published);
-        left.sequence_drained = self.sequence_drained;
+        left.set_sequence(self.log.published(), self.log.chain_published());
+        left.progress.restore_drained(self.progress.drained());
         // Which group they wait for is known again when there are groups again.
         let alone =
             |d: DirtyObject| DirtyObject { drain_from: 0, wait_for: 0, then_first: d.first_sequence, ..d };
@@ -149,8 +149,8 @@ impl Engine {
         let groups = volume.groups.as_ref().is_some_and(|groups| groups.is_in_flight());
         let drains = !volume.drains.is_empty() || volume.drain_in_flight > 0;
         let in_flight = repairs || drains || groups || volume.disowning || volume.direct_in_flight > 0;
-        let sequence = volume.sequence;
-        let unstable = volume.sequence_durable < sequence;
+        let sequence = volume.log.published();
+        let unstable = volume.log.durable() < sequence;
         self.sync.wanted |= unstable;
         if asks || unstable && !syncs {
             self.out.stir();

@@ -49,11 +49,11 @@ impl Engine {
             volume.pending.clear();
             volume.published = volume.entered;
             volume.unpublished_blocks = 0;
-            volume.sequence_built = volume.sequence;
-            volume.backlog_sequence = volume.sequence;
+            volume.log.abandon();
+            volume.backlog_sequence = volume.log.published();
             for waiter in &mut volume.drain_waiters {
                 // What the log did not take never will be drained from it.
-                waiter.sequence = waiter.sequence.min(volume.sequence);
+                waiter.sequence = waiter.sequence.min(volume.log.published());
             }
             volume.drain_all_until = u64::MAX;
             volume.mode = Mode::WriteAround;

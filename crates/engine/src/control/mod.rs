@@ -217,7 +217,7 @@ impl Engine {
         let dirty = volume.is_dirty();
         if grouped && (volume.mode == Mode::WriteBack || dirty && !mutated!(AttachedWithoutGroups)) {
             volume.begin_groups(space, now, dirty);
-            volume.backlog_sequence = volume.sequence;
+            volume.backlog_sequence = volume.log.published();
         }
         self.out.stir();
         if attach.mode == Mode::Off && !dead {
@@ -280,7 +280,7 @@ impl Engine {
             return self.out.control_done(control, result);
         }
         let volume = self.volume_mut(id);
-        let sequence = volume.sequence_built;
+        let sequence = volume.log.built();
         volume.drain_all_until = volume.drain_all_until.max(sequence);
         volume.drain_waiters.push(DrainWaiter { control, sequence });
         self.update_drained(id);
@@ -695,8 +695,8 @@ impl Engine {
             exposed_age_ns: age(exposed_since),
             cached_bytes: (blocks.at + volume.ledger.frozen()) * block,
             lost_blocks: blocks.lost,
-            sequence: volume.sequence,
-            sequence_drained: volume.sequence_drained,
+            sequence: volume.log.published(),
+            sequence_drained: volume.progress.drained(),
             backend_error: volume.backend_error,
             flushes: volume.flushes,
             drain_writes_in_flight: u64::from(volume.drain_writes),

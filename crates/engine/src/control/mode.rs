@@ -51,11 +51,11 @@ impl Engine {
             volume.begin_groups(space, now, false);
         }
         if mode != Mode::WriteBack {
-            volume.drain_all_until = volume.sequence_built;
+            volume.drain_all_until = volume.log.built();
         }
         if mode != Mode::WriteBack && before == Mode::WriteBack {
             // Only what is acknowledged is a backlog: in the other modes nobody was promised what is not in the image.
-            volume.backlog_sequence = volume.sequence_built;
+            volume.backlog_sequence = volume.log.built();
             volume.credit_bytes = 0;
         }
     }

@@ -135,12 +135,12 @@ impl Engine {
                 }
                 self.truncate(id);
                 let volume = self.volume_mut(id);
-                let sequence = volume.sequence_built;
+                let sequence = volume.log.built();
                 volume.drain_all_until = volume.drain_all_until.max(sequence);
                 Stage::Drain { sequence }
             }
             Stage::Drain { sequence } => {
-                if volume.sequence_drained < sequence {
+                if volume.progress.drained() < sequence {
                     return;
                 }
                 self.checkpoint.wanted = true;

@@ -90,7 +90,7 @@ impl Engine {
         if let Some(error) = error {
             return self.out.control_done(control, Err(error));
         }
-        let sequence = volume.sequence_built;
+        let sequence = volume.log.built();
         volume.drain_all_until = volume.drain_all_until.max(sequence);
         volume.task = Task::Snapshot { control, step: Step::Backlog { sequence, pass: 1 } };
     }
@@ -108,9 +108,9 @@ impl Engine {
             return self.end_snapshot(id, control, Err(error));
         }
         let next = match step {
-            Step::Backlog { sequence, .. } if volume.sequence_drained < sequence => None,
+            Step::Backlog { sequence, .. } if volume.progress.drained() < sequence => None,
             Step::Backlog { pass, .. } if volume.ledger.held() > GROUP_BLOCKS_MAX && pass < PASSES_MAX => {
-                let sequence = volume.sequence_built;
+                let sequence = volume.log.built();
                 volume.drain_all_until = volume.drain_all_until.max(sequence);
                 Some(Step::Backlog { sequence, pass: pass + 1 })
             }

@@ -14,7 +14,9 @@ use crate::control::check_spec;
 use crate::control::resize::Resize;
 use crate::control::snapshot::Step;
 use crate::drain::group::Groups;
+use crate::drain::progress::Progress;
 use crate::format::{COUNTER_MAX, VolumeItem};
+use crate::log::sequences::Sequences;
 use crate::peers::follower::{Incoming, Replica};
 use crate::peers::owner::Peer;
 use crate::status::VolumeCounters;
@@ -157,23 +159,10 @@ pub(crate) struct Volume {
     pub(crate) task: Task,
     pub(crate) ledger: Ledger,
 
-    /// Newest sequence given to a record.
-    pub(crate) sequence_built: u64,
-    /// Newest sequence whose record is published.
-    pub(crate) sequence: u64,
-    pub(crate) sequence_durable: u64,
-    /// What `sequence_durable` becomes when the sync in flight completes.
-    pub(crate) sequence_syncing: u64,
-    pub(crate) sequence_drained: u64,
-    /// The same of when nothing was lost.
-    pub(crate) drained_whole: u64,
-    /// Something of everything up to here may have been sent to the backend.
-    pub(crate) sequence_sent: u64,
+    pub(crate) log: Sequences,
+    pub(crate) progress: Progress,
     /// Newest record of an acknowledged change.
     pub(crate) sequence_acknowledged: u64,
-    /// Header CRC of the newest built and of the newest published record.
-    pub(crate) chain: u32,
-    pub(crate) chain_published: u32,
     /// A client has flushed: writes no longer wait for stable media.
     pub(crate) flushes: bool,
 
@@ -278,16 +267,9 @@ impl Volume {
             closing: false,
             task: Task::None,
             ledger: Ledger::new(),
-            sequence_built: 0,
-            sequence: 0,
-            sequence_durable: 0,
-            sequence_syncing: 0,
-            sequence_drained: 0,
-            drained_whole: 0,
-            sequence_sent: 0,
+            log: Sequences::default(),
+            progress: Progress::default(),
             sequence_acknowledged: 0,
-            chain: 0,
-            chain_published: 0,
             flushes: false,
             pending: VecDeque::with_capacity(256),
             entered: 0,
@@ -349,13 +331,13 @@ impl Volume {
         let mut item = VolumeItem::new_zeroed();
         item.size_bytes.set(self.size_held());
         item.generation.set(spec.generation);
-        item.sequence.set(self.sequence);
-        item.chain.set(self.chain_published);
+        item.sequence.set(self.log.published());
+        item.chain.set(self.log.chain_published());
         item.mode = mode_number(spec.mode);
         item.read_only = u8::from(spec.read_only);
         item.failed = u8::from(self.failed);
         item.unordered = u8::from(spec.drain == DrainOrder::Unordered);
-        item.sequence_drained.set(self.sequence_drained);
+        item.sequence_drained.set(self.progress.drained());
         item.dirty_bytes_max.set(spec.dirty_bytes_max);
         item.dirty_blocks.set(self.ledger.dirty());
         item.covered_blocks.set(covered_blocks);
@@ -396,23 +378,18 @@ impl Volume {
             volume.replica = Some(Box::new(Replica::new(promised)));
         }
         volume.set_sequence(item.sequence.get(), item.chain.get());
-        volume.sequence_drained = item.sequence_drained.get();
+        volume.progress.restore_drained(item.sequence_drained.get());
         Some(volume)
     }
 
     /// Everything up to `sequence` is known and durable.
     pub(crate) fn set_sequence(&mut self, sequence: u64, chain: u32) {
-        self.sequence = sequence;
-        self.sequence_built = sequence;
-        self.sequence_durable = sequence;
-        self.sequence_syncing = sequence;
-        self.sequence_sent = sequence;
+        self.log.restore(sequence, chain);
+        self.progress.restore_sent(sequence);
         self.sequence_acknowledged = sequence;
         if let Some(replica) = &mut self.replica {
             replica.taken = sequence;
         }
-        self.chain = chain;
-        self.chain_published = chain;
     }
 
     /// No request is served any more: another owner has the image, or data is lost that cannot be named.
@@ -430,7 +407,7 @@ impl Volume {
 
     /// The backend has everything up to here.
     pub(crate) fn sequence_whole(&self) -> u64 {
-        if self.has_loss() { self.drained_whole } else { self.sequence_drained }
+        if self.has_loss() { self.progress.whole() } else { self.progress.drained() }
     }
 
     /// Something is lost, or was since its copy began.
@@ -523,14 +500,14 @@ impl Volume {
             self.ledger.unmark(queued.object, ObjectFlags::QUEUED);
         }
         for object in dirty_objects(&self.ledger, space) {
-            let sequence = self.sequence_drained + 1;
+            let sequence = self.progress.drained() + 1;
             self.note_dirty(object, sequence, now);
         }
     }
 
     /// Nothing that is queued can be drained before everything up to the newest record is committed.
     pub(crate) fn hold_dirty_objects(&mut self) {
-        let sequence = self.sequence;
+        let sequence = self.log.published();
         for dirty in &mut self.dirty_objects {
             (dirty.drain_from, dirty.wait_for) = (sequence, sequence);
         }
@@ -704,7 +681,7 @@ mod tests {
         let with = |change: fn(&mut VolumeItem)| {
             let mut item = volume().to_item(0);
             change(&mut item);
-            Volume::from_item(&item).map(|volume| (volume.sequence, volume.sequence_drained))
+            Volume::from_item(&item).map(|volume| (volume.log.published(), volume.progress.drained()))
         };
         assert_eq!(with(|item| item.sequence.set(COUNTER_MAX)), Some((COUNTER_MAX, 0)));
         assert_eq!(with(|item| item.sequence_drained.set(COUNTER_MAX)), Some((0, COUNTER_MAX)));

@@ -143,9 +143,9 @@ impl Volume {
         self.ledger.begin_groups(space, now);
         self.hold_dirty_objects();
         let mut groups = Groups::new(old_redo);
-        groups.sequence = self.sequence_drained;
+        groups.sequence = self.progress.drained();
         if self.ledger.is_uncommitted() {
-            groups.uncommit(self.sequence);
+            groups.uncommit(self.log.published());
         }
         self.groups = Some(Box::new(groups));
     }
@@ -154,7 +154,7 @@ impl Volume {
     pub(crate) fn close_whole(&mut self, space: &Space, now: Nanos) {
         self.ledger.cut_whole(space, now);
         self.hold_dirty_objects();
-        let (group, sequence) = (self.groups_made + 1, self.sequence);
+        let (group, sequence) = (self.groups_made + 1, self.log.published());
         let groups = self.groups.as_mut().expect("a volume with groups");
         groups.uncommit(sequence);
         groups.closed = Some(Closed { whole: true, ..Closed::new(group, sequence, now) });
@@ -165,7 +165,7 @@ impl Volume {
     /// no use any more; nothing is logged until the last one is in the image, since a redo would take the image back
     /// behind what goes there without one.
     pub(crate) fn groups_end(&self) -> bool {
-        let backlog = self.mode == Mode::WriteThrough && self.sequence_drained < self.backlog_sequence;
+        let backlog = self.mode == Mode::WriteThrough && self.progress.drained() < self.backlog_sequence;
         self.groups.is_some() && self.mode != Mode::WriteBack && !backlog
     }
 
@@ -179,7 +179,7 @@ impl Volume {
     /// Up to this sequence a loss of the cache costs nothing.
     pub(crate) fn sequence_safe(&self) -> u64 {
         let committed = self.groups.as_ref().map_or(0, |groups| groups.sequence);
-        committed.max(self.sequence_drained)
+        committed.max(self.progress.drained())
     }
 
     /// Up to this sequence blocks may go to the image.
@@ -198,7 +198,7 @@ impl Volume {
     pub(crate) fn sequence_of(&self, group: Uncommitted) -> u64 {
         let closed = self.groups.as_ref().and_then(|groups| groups.closed.as_ref());
         match group {
-            Uncommitted::Open => self.sequence,
+            Uncommitted::Open => self.log.published(),
             Uncommitted::Closed => closed.expect("a group is closed").sequence,
         }
     }
@@ -215,7 +215,7 @@ impl Engine {
         let Some(due) = self.cut_is_due(now, id, flush) else { return };
         let volume = self.volume_mut(id);
         volume.count.groups_early += u64::from(due == Due::Early);
-        let sequence = volume.sequence;
+        let sequence = volume.log.published();
         volume.ledger.cut();
         let groups = volume.groups.as_mut().expect("a group is due");
         groups.closed = Some(Closed::new(volume.groups_made + 1, sequence, now));
@@ -295,7 +295,7 @@ impl Engine {
     /// Where all that would have to be committed is lost, nothing waits for a commit.
     fn skip_nothing(&mut self, id: VolumeId) {
         let volume = self.volume_mut(id);
-        let (sequence, uncommitted) = (volume.sequence, volume.ledger.is_uncommitted());
+        let (sequence, uncommitted) = (volume.log.published(), volume.ledger.is_uncommitted());
         let Some(groups) = volume.groups.as_mut() else { return };
         if !uncommitted && groups.sequence < sequence {
             groups.sequence = sequence;
@@ -370,7 +370,7 @@ impl Engine {
     /// Takes groups out of the header that are in the image.
     fn trim_redo(&mut self, id: VolumeId) {
         let volume = self.volume_mut(id);
-        let (drained, uncommitted) = (volume.sequence_drained, volume.ledger.is_uncommitted());
+        let (drained, uncommitted) = (volume.progress.drained(), volume.ledger.is_uncommitted());
         let Some(groups) = volume.groups.as_mut() else { return };
         let committing = groups.closed.as_ref().is_some_and(|closed| closed.committing);
         let done = groups
@@ -404,7 +404,7 @@ impl Engine {
     fn note_progress(&mut self, now: Nanos, id: VolumeId) {
         let bytes_max = self.dirty_bytes_max(id);
         let volume = self.volume_mut(id);
-        let (sequence, durable) = (volume.sequence, volume.sequence_durable);
+        let (sequence, durable) = (volume.log.published(), volume.log.durable());
         let uncommitted = volume.ledger.is_uncommitted();
         let bytes = volume.ledger.uncommitted_blocks() * BLOCK_BYTES as u64;
         let Some(groups) = volume.groups.as_mut() else { return };

@@ -8,6 +8,7 @@
 
 pub(crate) mod frame;
 pub(crate) mod group;
+pub(crate) mod progress;
 
 use crate::api::{BLOCK_BYTES, BackendOp, IoError, Mode, Nanos, VolumeId};
 use crate::base::mem::Buf;
@@ -188,7 +189,7 @@ impl Engine {
         let volume = self.volume(id);
         volume.mode != Mode::WriteBack
             || volume.task != Task::None
-            || volume.drain_all_until > volume.sequence_drained
+            || volume.drain_all_until > volume.progress.drained()
             || volume.ledger.held() * BLOCK_BYTES as u64 > self.dirty_bytes_max(id) / 2
             || self.redo_is_long(id)
             || volume.peer_is_short()
@@ -310,7 +311,7 @@ impl Engine {
     pub(crate) fn when_stable(&mut self, volume: VolumeId, part: Deferred) {
         let log = &self.log.streams[Stream::Log as usize];
         let (published, stable) = (log.published, log.stable);
-        let waiting = Waiting { volume, sequence: self.volume(volume).sequence, part };
+        let waiting = Waiting { volume, sequence: self.volume(volume).log.published(), part };
         if published > stable && !self.dead {
             self.sync.drains.push((published, waiting));
             // The part that issues syncs may have had its turn already.
@@ -655,13 +656,12 @@ impl Engine {
         let oldest = queued.into_iter().chain(busy).min();
         let volume = self.volume_mut(id);
         let before = if mutated!(DrainedOneTooFar) { 0 } else { 1 };
-        let drained = oldest.map_or(volume.sequence, |s| s.saturating_sub(before));
-        volume.sequence_drained = volume.sequence_drained.max(drained);
-        volume.drained_whole = volume.sequence_whole();
+        let drained = oldest.map_or(volume.log.published(), |s| s.saturating_sub(before));
+        volume.progress.note_drained(drained, volume.log.published(), volume.has_loss());
         if volume.sequence_safe() >= volume.backlog_sequence {
             volume.credit_bytes = 0;
         }
-        let drained = volume.sequence_drained;
+        let drained = volume.progress.drained();
         let mut done = Vec::new();
         volume.drain_waiters.retain(|w| {
             let waits = w.sequence > drained;
@@ -681,7 +681,7 @@ impl Engine {
     pub(crate) fn hurry_drain(&mut self, id: VolumeId, first: u64, end: u64) {
         let volume = self.volume_mut(id);
         debug_assert!(first < end && object_of(end - 1) >= object_of(first));
-        volume.drain_all_until = volume.drain_all_until.max(volume.sequence);
+        volume.drain_all_until = volume.drain_all_until.max(volume.log.published());
     }
 
     /// When the drain has something to do next, if nothing else happens.

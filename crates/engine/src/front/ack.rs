@@ -71,7 +71,7 @@ impl Engine {
         self.cut_group(now, vid, true);
         let volume = self.volume_mut(vid);
         volume.flushes = true;
-        let (built, durable) = (volume.sequence_built, volume.sequence_durable);
+        let (built, durable) = (volume.log.built(), volume.log.durable());
         self.ops[id].sequence = built;
         if durable == built || mutated!(FlushWithoutSync) {
             self.go_on(now, id);
@@ -90,7 +90,7 @@ impl Engine {
         if self.volume(vid).is_refusing() {
             return self.complete(id, Err(RequestError::Io));
         }
-        self.ops[id].sequence = self.volume(vid).sequence;
+        self.ops[id].sequence = self.volume(vid).log.published();
         self.ops[id].stage = Stage::Acking;
         self.volume_mut(vid).through.push_back(id);
         self.pump_through(vid);
@@ -139,7 +139,7 @@ impl Engine {
         if wanted && self.sync.in_flight.is_none() && !self.dead {
             self.sync.in_flight = Some(if mutated!(SyncCoversIssued) { issued } else { published });
             for volume in self.volumes.iter_mut().flatten() {
-                volume.sequence_syncing = volume.sequence;
+                volume.log.begin_sync();
             }
             self.device.syncs += 1;
             self.out.sync(Io::Sync);
@@ -154,7 +154,7 @@ impl Engine {
         let log = self.log.stream(Stream::Log);
         log.stable = log.stable.max(covered);
         for volume in self.volumes.iter_mut().flatten() {
-            volume.sequence_durable = volume.sequence_durable.max(volume.sequence_syncing);
+            volume.log.end_sync();
             volume.recheck = true;
         }
         self.pump_sync(now);

@@ -323,7 +323,7 @@ impl Engine {
             self.disown(now, vid);
             return false;
         }
-        if volume.sequence_durable < volume.sequence && !self.dead {
+        if volume.log.durable() < volume.log.published() && !self.dead {
             // The backend must not get ahead of what a power loss would leave in the log.
             self.sync.wanted = true;
             return false;
@@ -489,7 +489,7 @@ impl Engine {
             let Some(&front) = volume.pending.front() else { continue };
             let op = &self.ops[front];
             let durable = op.durable || op.direct;
-            let sequence = volume.sequence_built;
+            let sequence = volume.log.built();
             let (data, zeroes, least) = match (op.incoming, op.part(op.logged)) {
                 // Room was reserved for it.
                 (Some(r), _) => (false, false, (u32::from(r.blocks), usize::from(r.entries))),
@@ -558,21 +558,21 @@ impl Engine {
             builder.begin_record(id, RecordKind::Write);
             self.fill_record(builder, id, &mut quota, room);
             let volume = self.volumes[id.0 as usize].as_mut().expect("checked above");
-            volume.sequence_built += 1;
             let fields = RecordFields {
                 generation: volume.spec.generation,
-                sequence: volume.sequence_built,
-                durable_sequence: volume.sequence_durable,
-                chain: volume.chain,
+                sequence: volume.log.built() + 1,
+                durable_sequence: volume.log.durable(),
+                chain: volume.log.chain(),
             };
-            volume.chain = builder.end_record(&mut self.arena, &self.space, self.checkpoint.durable, fields);
+            let chain = builder.end_record(&mut self.arena, &self.space, self.checkpoint.durable, fields);
+            volume.log.build(fields.sequence, chain);
             self.note_record(builder);
         }
     }
 
     fn fill_record(&mut self, builder: &mut Builder, id: VolumeId, quota: &mut u64, room: RecordRoom) {
         let volume = self.volumes[id.0 as usize].as_mut().expect("checked by the caller");
-        let sequence = volume.sequence_built + 1;
+        let sequence = volume.log.built() + 1;
         let RecordRoom { mut blocks, mut ranges } = room;
         while let Some(&front) = volume.pending.front() {
             let op = &mut self.ops[front];

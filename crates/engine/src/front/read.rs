@@ -604,8 +604,8 @@ impl Engine {
         let fields = RecordFields {
             generation: volume.map_or(0, |v| v.spec.generation),
             // Everything up to here had its say in whether the blocks were still wanted.
-            sequence: volume.map_or(0, |v| v.sequence),
-            durable_sequence: volume.map_or(0, |v| v.sequence_durable),
+            sequence: volume.map_or(0, |v| v.log.published()),
+            durable_sequence: volume.map_or(0, |v| v.log.durable()),
             chain: 0,
         };
         let builder = self.fills.open[s].as_mut().expect("a record is open in it");

@@ -4,6 +4,8 @@
 //! or more records, of any volumes. Appends of a stream may complete out of order on the device; they
 //! are published (index updated, writes acknowledged) in the order in which they were built.
 
+pub(crate) mod sequences;
+
 use crate::api::{BLOCK_BYTES, Nanos, VolumeId};
 use crate::base::mem::{Arena, Buf};
 use crate::base::mutation::mutated;
@@ -606,7 +608,7 @@ impl Engine {
             state.stable = append.number;
             if append.stream == Stream::Log {
                 for volume in self.volumes.iter_mut().flatten() {
-                    volume.sequence_durable = volume.sequence;
+                    volume.log.note_durable(volume.log.published());
                 }
             }
         }

@@ -40,7 +40,7 @@ impl Engine {
         if volume.attached {
             return Err(ControlError::NotReplica);
         }
-        let (generation, newest) = (volume.spec.generation, volume.sequence);
+        let (generation, newest) = (volume.spec.generation, volume.log.published());
         let replica = volume.replica.get_or_insert_with(|| {
             let mut replica = Replica::new(generation);
             replica.taken = newest;

@@ -133,7 +133,7 @@ impl Engine {
         let promised = volume.spec.generation;
         volume.replica = Some(Box::new(Replica::new(promised)));
         volume.set_sequence(base, 0);
-        volume.sequence_drained = base;
+        volume.progress.restore_drained(base);
         let id = self.insert_volume(volume, control)?;
         self.grant(id, room);
         Ok(id)
@@ -306,7 +306,7 @@ impl Engine {
             place = logged.behind();
             replica.places.pop_front();
         }
-        if sequence >= volume.sequence {
+        if sequence >= volume.log.published() {
             place = EVERYTHING;
         }
         let until = volume.dirty_objects.partition_point(|dirty| dirty.first_sequence <= sequence);
@@ -430,16 +430,16 @@ impl Engine {
         self.unpublished_blocks += u64::from(blocks);
         let volume = self.volumes[vid.0 as usize].as_mut().expect("its record is at hand");
         volume.unpublished_blocks += u64::from(blocks);
-        volume.sequence_built = sequence;
         volume.replica.as_mut().expect("a replica takes records").pending -= incoming.room();
         self.reserved -= incoming.room();
         let fields = RecordFields {
             generation: volume.spec.generation,
             sequence,
-            durable_sequence: volume.sequence_durable,
-            chain: volume.chain,
+            durable_sequence: volume.log.durable(),
+            chain: volume.log.chain(),
         };
-        volume.chain = builder.end_record(&mut self.arena, &self.space, self.checkpoint.durable, fields);
+        let chain = builder.end_record(&mut self.arena, &self.space, self.checkpoint.durable, fields);
+        volume.log.build(sequence, chain);
         volume.pending.pop_front();
         builder.append.ops.push(id);
         self.ops[id].unpublished += 1;
@@ -476,7 +476,7 @@ impl Engine {
             self.complete(op, Err(RequestError::Shutdown));
         }
         let volume = self.volume_mut(id);
-        let built = volume.sequence_built;
+        let built = volume.log.built();
         // The owner may send them again.
         volume.replica.as_mut().expect("a replica takes records").taken = built;
         self.forget_pending_room(id);
@@ -501,7 +501,7 @@ impl Engine {
             volume.spec.size_bytes = size_bytes;
             volume.replica.as_mut().expect("a replica begins").promised = generation;
             volume.set_sequence(base, 0);
-            volume.sequence_drained = base;
+            volume.progress.restore_drained(base);
             volume.task = Task::None;
             self.checkpoint.forget_sequence(id, base);
             self.persist(control);

@@ -131,7 +131,7 @@ impl Engine {
             return;
         }
         let volume = self.volume_mut(id);
-        let base = volume.sequence_built;
+        let base = volume.log.built();
         let begins = volume.peer.as_ref().is_none_or(|peer| !peer.sends);
         let peer = volume.peer.get_or_insert_default();
         peer.sends = matches!(pairing, Pairing::Filling | Pairing::Paired);
@@ -209,10 +209,10 @@ impl Engine {
     pub fn log_status(&self, id: VolumeId) -> Option<LogStatus> {
         let volume = self.volumes.get(id.0 as usize)?.as_ref()?;
         Some(LogStatus {
-            logged: volume.sequence_built,
-            published: volume.sequence,
-            stable: volume.sequence_durable,
-            sent: volume.sequence_sent,
+            logged: volume.log.built(),
+            published: volume.log.published(),
+            stable: volume.log.durable(),
+            sent: volume.progress.sent(),
             drained: volume.sequence_whole(),
             acknowledged: volume.sequence_acknowledged,
             failed: self.dead,
@@ -305,7 +305,7 @@ impl Engine {
         let has =
             volume.peer.as_ref().is_none_or(|peer| peer.has(sequence, true)) || mutated!(DrainBeforePeer);
         if has {
-            volume.sequence_sent = volume.sequence_sent.max(sequence);
+            volume.progress.note_sent(sequence);
             return true;
         }
         let peer = volume.peer.as_mut().expect("what is waited for");

@@ -154,7 +154,7 @@ impl Engine {
         let of = self.volumes[id.0 as usize].as_ref();
         let arrived = |of: &Volume| {
             let there = of.peer.as_ref().map_or(0, |peer| peer.logged());
-            of.sequence.min(there) >= of.sequence_built
+            of.log.published().min(there) >= of.log.built()
         };
         let unsettled = of.filter(|of| !front.settled && !arrived(of));
         match data.filter(|data| data.len() == BLOCK_BYTES && crc32c(data) == crc) {
@@ -163,7 +163,7 @@ impl Engine {
                 self.arena.bytes_mut(self.pools.repair).copy_from_slice(data);
             }
             None => match unsettled {
-                Some(of) => front.stage = Stage::Unsettled(of.sequence_built),
+                Some(of) => front.stage = Stage::Unsettled(of.log.built()),
                 None => self.end_repair(End::Lost),
             },
         }
@@ -173,7 +173,7 @@ impl Engine {
     pub(crate) fn pump_repairs(&mut self, now: Nanos) {
         while let Some(&Repair { volume, block, crc, stage, attempts, .. }) = self.repairs.queue.front() {
             let of = self.volumes[volume.0 as usize].as_ref();
-            let (sends, published) = of.map_or((false, 0), |of| (of.is_sending(), of.sequence));
+            let (sends, published) = of.map_or((false, 0), |of| (of.is_sending(), of.log.published()));
             let there = of.and_then(|of| of.peer.as_ref()).map_or(0, |peer| peer.logged());
             // What is not wanted any more has nothing to lose.
             if self.dead || stage != Stage::Logging && !self.is_wanted() {

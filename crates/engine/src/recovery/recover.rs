@@ -317,7 +317,7 @@ impl Engine {
             report.blocks_lost += volume.ledger.blocks().lost;
             report.volumes_failed += u64::from(volume.failed);
             if !volume.is_dirty() {
-                volume.sequence_drained = volume.sequence;
+                volume.progress.restore_drained(volume.log.published());
             }
         }
         Ok(Rebuilt { engine, report, tail, unreadable })

@@ -290,7 +290,7 @@ pub(crate) fn replay(
     let unreadable = tail.iter().any(SegmentRecords::hides_log)
         || verdicts.iter().flatten().any(|verdict| verdict.unreadable);
     let checkpointed: Vec<u64> =
-        engine.volumes.iter().map(|v| v.as_ref().map_or(0, |v| v.sequence)).collect();
+        engine.volumes.iter().map(|v| v.as_ref().map_or(0, |v| v.log.published())).collect();
     let mut r =
         Replay { engine, verdicts, checkpointed, voided: Vec::new(), bad: HashMap::new(), report, now };
     for segment in tail {
@@ -357,7 +357,7 @@ fn judge(
     moved: &HashSet<(Position, u32)>,
 ) -> Verdict {
     let mut writes: BTreeMap<u64, (Position, &FoundRecord)> = BTreeMap::new();
-    let mut durable = volume.sequence;
+    let mut durable = volume.log.published();
     for segment in tail {
         for record in segment.records.iter().filter(|r| r.first_block >= segment.tail_from) {
             let h = &record.header;
@@ -365,7 +365,7 @@ fn judge(
                 continue;
             }
             durable = durable.max(h.durable_sequence.get());
-            if h.kind == RecordKind::Write as u8 && h.sequence.get() > volume.sequence {
+            if h.kind == RecordKind::Write as u8 && h.sequence.get() > volume.log.published() {
                 let first = geo.segment_block(segment.segment) + record.first_block + 1;
                 writes.insert(h.sequence.get(), (first, record));
             }
@@ -375,8 +375,9 @@ fn judge(
         let all = tail.iter().flat_map(|t| t.missing.iter().map(move |m| (t, m)));
         all.filter(|(t, m)| m.0 >= t.tail_from && m.1 == id)
     };
-    let mut verdict = Verdict { cut: volume.sequence, chain: volume.chain, ..Verdict::default() };
-    let mut chain = Some(volume.chain);
+    let mut verdict =
+        Verdict { cut: volume.log.published(), chain: volume.log.chain(), ..Verdict::default() };
+    let mut chain = Some(volume.log.chain());
     loop {
         let next = verdict.cut + 1;
         match writes.get(&next) {
@@ -484,7 +485,7 @@ impl Replay<'_> {
         }
         let header = &record.header;
         let volume = self.engine.volumes[v].as_mut().expect("looked up above");
-        volume.sequence = header.sequence.get();
+        volume.log.replay(header.sequence.get());
     }
 
     /// Marks as lost what durable records before `sequence` held that are gone.
