@@ -11,6 +11,7 @@
 //! | [`format`](mod@format) | what stands on the device, and beside an image |
 //! | `base` | memory, effects on their way out, small tools |
 //! | `blocks` | where each block is, and what changes that |
+//! | `backend` | the backend of a volume: whether it works, and what its flushes cover |
 //! | `log` | records, appends and segments that are being written |
 //! | `front` | clients: changes, reads, flushes, and when they are answered |
 //! | `cache` | what is kept of what was read, and how segments become free |
@@ -21,6 +22,7 @@
 //! | `recovery` | a device on which no core runs yet, or none at all |
 
 pub mod api;
+mod backend;
 mod base;
 mod blocks;
 mod cache;

@@ -80,7 +80,7 @@ impl Engine {
         let late = (now >= until).then_some(ControlError::Backend(IoError::Errno(ETIMEDOUT)));
         // The next flush has to hear of it.
         let volume = self.volume(id);
-        let lost = volume.direct_lost && !volume.fenced;
+        let lost = volume.backend.has_lost() && !volume.fenced;
         let lost = lost.then_some(ControlError::Backend(IoError::Errno(EIO)));
         if let Some(error) = dead.or(parted).or(lost).or(late) {
             // It goes on as if nothing had been asked.
@@ -115,8 +115,8 @@ impl Engine {
             _ => None,
         });
         let times = leaving.flat_map(|(until, volume)| {
-            let flush = volume.backend_flush_wanted || !volume.unflushed.is_empty();
-            [Some(until), flush.then_some(volume.retry_at)]
+            let flush = volume.backend.wants_flush() || !volume.unflushed.is_empty();
+            [Some(until), flush.then_some(volume.backend.retry_at())]
         });
         times.flatten().filter(|&at| at > now).min()
     }
@@ -142,13 +142,16 @@ impl Engine {
         let repairs = self.repairs.are_of(id);
         let volume = self.volume_mut(id);
         // What went past the cache is to outlive the handle that wrote it.
-        let asks = !volume.fenced && volume.backend_is_dirty();
-        let asks = asks && !volume.flush_in_flight && !volume.backend_flush_wanted;
-        volume.backend_flush_wanted |= asks;
-        let unflushed = volume.backend_flush_wanted && !volume.fenced || volume.flush_in_flight;
+        let asks = !volume.fenced && volume.backend.is_dirty();
+        let asks = asks && !volume.backend.is_flushing() && !volume.backend.wants_flush();
+        if asks {
+            volume.backend.want_flush();
+        }
+        let unflushed = volume.backend.wants_flush() && !volume.fenced || volume.backend.is_flushing();
         let groups = volume.groups.as_ref().is_some_and(|groups| groups.is_in_flight());
         let drains = !volume.drains.is_empty() || volume.drain_in_flight > 0;
-        let in_flight = repairs || drains || groups || volume.disowning || volume.direct_in_flight > 0;
+        let in_flight =
+            repairs || drains || groups || volume.backend.is_disowning() || volume.direct_in_flight > 0;
         let sequence = volume.log.published();
         let unstable = volume.log.durable() < sequence;
         self.sync.wanted |= unstable;

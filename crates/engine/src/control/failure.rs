@@ -100,24 +100,23 @@ impl Engine {
     /// the image, or is lost, the image must name it: a restart would otherwise serve something older.
     pub(crate) fn disown(&mut self, now: Nanos, id: VolumeId) {
         let volume = self.volume_mut(id);
-        if volume.disowning
+        if volume.backend.is_disowning()
             || volume.is_dirty() && !mutated!(DisownedWhileDirty)
             || volume.has_redo()
             || volume.failed
             || volume.peer.is_some() && !mutated!(DisownedWhilePaired)
-            || volume.retry_at > now
+            || !volume.backend.may_send(now)
         {
             return;
         }
-        volume.disowning = true;
+        volume.backend.begin_disown();
         self.backend(Io::Disown { volume: id }, id, BackendOp::Disown);
     }
 
     pub(crate) fn disown_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
         self.note_backend_result(now, id, result);
         let volume = self.volume_mut(id);
-        volume.disowning = false;
-        volume.disowned = result.is_ok();
+        volume.backend.end_disown(result.is_ok());
         volume.recheck = true;
     }
 

@@ -205,9 +205,7 @@ impl Engine {
         volume.replica = None;
         volume.peer = None;
         volume.flushes = false;
-        // Writes that went past the cache before the restart may still stand in the backend's write cache.
-        volume.backend_flushed = 0;
-        volume.backend_flush_wanted = true;
+        volume.backend.attach();
         self.count_quotas();
         if !attach.keep_clean && !mutated!(CleanKeptWithoutProof) {
             self.drop_clean(id);
@@ -425,10 +423,12 @@ impl Engine {
         for volume in self.volumes.iter_mut().flatten().filter(|v| v.attached && !v.fenced) {
             if volume.direct_in_flight > 0 {
                 flushed = false;
-            } else if volume.backend_is_dirty() {
+            } else if volume.backend.is_dirty() {
                 flushed = false;
-                stir |= !volume.flush_in_flight && !volume.backend_flush_wanted;
-                volume.backend_flush_wanted |= !volume.flush_in_flight;
+                stir |= !volume.backend.is_flushing() && !volume.backend.wants_flush();
+                if !volume.backend.is_flushing() {
+                    volume.backend.want_flush();
+                }
             }
         }
         if stir {
@@ -440,8 +440,9 @@ impl Engine {
     /// When a shutdown looks at its backends again if none of them answers.
     pub(crate) fn stop_deadline(&self, now: Nanos) -> Option<Nanos> {
         self.stopping.filter(|&c| c != LAST_CHECKPOINT)?;
-        let volumes = self.volumes.iter().flatten().filter(|v| v.backend_flush_wanted && !v.flush_in_flight);
-        let retry = volumes.map(|v| v.retry_at).filter(|&at| at > now).min();
+        let volumes =
+            self.volumes.iter().flatten().filter(|v| v.backend.wants_flush() && !v.backend.is_flushing());
+        let retry = volumes.map(|v| v.backend.retry_at()).filter(|&at| at > now).min();
         retry.into_iter().chain((self.stop_by > now).then_some(self.stop_by)).min()
     }
 
@@ -548,16 +549,16 @@ impl Engine {
         if !volume.attached {
             return true; // Nothing of it is dirty: the image lacks nothing, whatever its record says.
         }
-        if dead && !volume.disowned {
+        if dead && !volume.backend.is_disowned() {
             self.disown(now, id);
             return false;
         }
-        if volume.backend_is_dirty() && !volume.backend_flush_wanted {
-            volume.backend_flush_wanted = true;
+        if volume.backend.is_dirty() && !volume.backend.wants_flush() {
+            volume.backend.want_flush();
             self.out.stir();
         }
         let volume = self.volume(id);
-        !volume.flush_in_flight && !volume.backend_flush_wanted
+        !volume.backend.is_flushing() && !volume.backend.wants_flush()
     }
 
     fn end_remove(&mut self, id: VolumeId, control: u64, result: Result<(), ControlError>) {
@@ -697,10 +698,10 @@ impl Engine {
             lost_blocks: blocks.lost,
             sequence: volume.log.published(),
             sequence_drained: volume.progress.drained(),
-            backend_error: volume.backend_error,
+            backend_error: volume.backend.error(),
             flushes: volume.flushes,
             drain_writes_in_flight: u64::from(volume.drain_writes),
-            backend_unflushed: volume.backend_is_dirty(),
+            backend_unflushed: volume.backend.is_dirty(),
             count: volume.count,
         })
     }

@@ -69,7 +69,7 @@ impl Volume {
             && (self.goes_direct() || self.direct_in_flight == 0)
             && self.unflushed.is_empty()
             && self.flushing.is_empty()
-            && !self.flush_in_flight
+            && !self.backend.is_flushing()
     }
 }
 

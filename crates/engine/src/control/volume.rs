@@ -1,9 +1,10 @@
 //! One volume: its index, its place in the log, and the requests that wait for something.
 
 use crate::api::{
-    BLOCK_BYTES, Begin, ControlError, Degraded, DrainOrder, IoError, Mode, Nanos, Request, RequestError,
+    BLOCK_BYTES, Begin, ControlError, Degraded, DrainOrder, Mode, Nanos, Request, RequestError,
     VolumeId, VolumeSpec,
 };
+use crate::backend::Backend;
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
 use crate::blocks::index::{ObjectFlags, Position};
@@ -212,32 +213,18 @@ pub(crate) struct Volume {
     /// Drained objects that wait for the backend's flush.
     pub(crate) unflushed: Vec<u32>,
     pub(crate) flushing: Vec<u32>,
-    pub(crate) flush_in_flight: bool,
-    pub(crate) retry_at: Nanos,
     pub(crate) drain_waiters: Vec<DrainWaiter>,
     pub(crate) drain_all_until: u64,
-    /// Direct writes that have completed, and how many of them a completed backend flush covers. The first stands for
-    /// those before an attachment.
-    pub(crate) backend_written: u64,
-    pub(crate) backend_flushed: u64,
-    /// A backend flush has failed behind the clients' back: direct writes may be lost, and the next flush of a
-    /// client says so.
-    pub(crate) direct_lost: bool,
-    /// The backend is to be flushed although no drain waits for it.
-    pub(crate) backend_flush_wanted: bool,
     /// Direct operations and backend reads in flight.
     pub(crate) direct_in_flight: u32,
     /// Something was dropped from the index without a record that says so. Until the checkpoint of this
     /// number is durable, a crash would bring it back.
     pub(crate) forgotten_until: u64,
-    /// The backend's record no longer names this cache.
-    pub(crate) disowned: bool,
-    pub(crate) disowning: bool,
     /// Requests of clients that are not replied to.
     pub(crate) requests: u32,
 
     pub(crate) drain_rate: DrainRate,
-    pub(crate) backend_error: Option<IoError>,
+    pub(crate) backend: Backend,
     /// Sequence at which a wait for the quota was last counted.
     pub(crate) quota_wait_noted: u64,
     /// The volume of the image's parent, if this one reads through it.
@@ -295,21 +282,13 @@ impl Volume {
             drain_writes: 0,
             unflushed: Vec::new(),
             flushing: Vec::new(),
-            flush_in_flight: false,
-            retry_at: 0,
             drain_waiters: Vec::new(),
             drain_all_until: 0,
-            backend_written: 1,
-            backend_flushed: 1,
-            direct_lost: false,
-            backend_flush_wanted: false,
             direct_in_flight: 0,
             forgotten_until: 0,
-            disowned: false,
-            disowning: false,
             requests: 0,
             drain_rate: DrainRate::default(),
-            backend_error: None,
+            backend: Backend::new(),
             quota_wait_noted: u64::MAX,
             parent: None,
             own,
@@ -428,21 +407,6 @@ impl Volume {
     /// Changes go past the cache.
     pub(crate) fn goes_direct(&self) -> bool {
         matches!(self.mode, Mode::WriteAround | Mode::Off)
-    }
-
-    /// Direct writes are not known to be on the backend's stable media.
-    pub(crate) fn backend_is_dirty(&self) -> bool {
-        self.backend_flushed < self.backend_written
-    }
-
-    /// A backend flush has failed. What was written before an attachment is in the log of a volume in write-back.
-    pub(crate) fn note_direct_lost(&mut self) {
-        let direct = self.backend_written > 1 || self.mode != Mode::WriteBack;
-        self.direct_lost |= direct && self.backend_is_dirty();
-    }
-
-    pub(crate) fn note_backend_flushed(&mut self, covers: u64) {
-        self.backend_flushed = self.backend_flushed.max(covers);
     }
 
     /// The first block of a lock on any of these blocks, other than `op`'s own.

@@ -276,7 +276,11 @@ impl Engine {
         for i in 0..self.volumes.len() {
             let id = VolumeId(i as u16);
             let Some(volume) = &self.volumes[i] else { continue };
-            if volume.groups.is_none() || !volume.attached || volume.is_leaving() || volume.retry_at > now {
+            if volume.groups.is_none()
+                || !volume.attached
+                || volume.is_leaving()
+                || !volume.backend.may_send(now)
+            {
                 continue;
             }
             if volume.groups_end() && !volume.has_redo() {

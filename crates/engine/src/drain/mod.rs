@@ -133,7 +133,11 @@ impl Engine {
     fn drain_volume(&mut self, now: Nanos, id: VolumeId, reserved: usize) {
         loop {
             let volume = self.volume(id);
-            if !volume.attached || volume.is_leaving() || volume.retry_at > now || volume.spec.read_only {
+            if !volume.attached
+                || volume.is_leaving()
+                || !volume.backend.may_send(now)
+                || volume.spec.read_only
+            {
                 return;
             }
             if self.repairs.are_of(id) {
@@ -152,7 +156,7 @@ impl Engine {
             }
             // The redo first: nothing else can go to the image before it is committed. Not where the backend is full: what is
             // committed may take no room there, and its redo can be removed then.
-            let full = volume.backend_error == Some(IoError::Full);
+            let full = volume.backend.error() == Some(IoError::Full);
             let (open, may_start) = (volume.drain_open, volume.drains.len() < DRAINS_MAX);
             let gentle = !urgent && in_flight >= self.pieces_gentle(id);
             let more = !full && self.redo_next(id)
@@ -530,13 +534,11 @@ impl Engine {
     pub(crate) fn pump_backend_flush(&mut self, now: Nanos) {
         for i in 0..self.volumes.len() {
             let Some(volume) = &mut self.volumes[i] else { continue };
-            let wanted = !volume.unflushed.is_empty() || volume.backend_flush_wanted;
-            if volume.flush_in_flight || !wanted || volume.retry_at > now {
+            let wanted = !volume.unflushed.is_empty() || volume.backend.wants_flush();
+            if volume.backend.is_flushing() || !wanted || !volume.backend.may_send(now) {
                 continue;
             }
-            volume.flush_in_flight = true;
-            volume.backend_flush_wanted = false;
-            let covers = volume.backend_written;
+            let covers = volume.backend.begin_flush();
             std::mem::swap(&mut volume.flushing, &mut volume.unflushed);
             let id = VolumeId(i as u16);
             self.backend(Io::DrainFlush { volume: id, covers }, id, BackendOp::Flush);
@@ -552,12 +554,8 @@ impl Engine {
     ) {
         self.note_backend_result(now, id, result);
         let volume = self.volume_mut(id);
-        volume.flush_in_flight = false;
-        if result.is_ok() {
-            volume.note_backend_flushed(covers);
-        } else {
-            volume.backend_flush_wanted = volume.backend_is_dirty();
-            volume.note_direct_lost();
+        volume.backend.end_flush(covers, result.is_ok(), volume.mode == Mode::WriteBack);
+        if result.is_err() {
             self.distrust_backend(id);
         }
         let mut flushed = std::mem::take(&mut self.volume_mut(id).flushing);
@@ -687,8 +685,8 @@ impl Engine {
     /// When the drain has something to do next, if nothing else happens.
     pub(crate) fn drain_deadline(&self, now: Nanos) -> Option<Nanos> {
         let due = self.volumes.iter().flatten().filter(|v| v.attached && !v.is_leaving()).filter_map(|v| {
-            if v.retry_at > now {
-                return Some(v.retry_at);
+            if !v.backend.may_send(now) {
+                return Some(v.backend.retry_at());
             }
             let next = v.dirty_objects.get(v.drain_cursor).filter(|_| v.groups.is_none());
             next.map(|d| d.since + DRAIN_DELAY_NS)
@@ -706,16 +704,10 @@ impl Engine {
     /// Remembers whether the backend works.
     pub(crate) fn note_backend_result(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
         let volume = self.volume_mut(id);
-        match result {
-            Ok(()) => volume.backend_error = None,
-            Err(error) => {
-                volume.backend_error = Some(error);
-                volume.count.backend_errors += 1;
-                volume.retry_at = now + crate::front::change::RETRY_NS;
-                if error == IoError::Fenced {
-                    self.fence(id);
-                }
-            }
+        volume.backend.note_result(now, result);
+        volume.count.backend_errors += u64::from(result.is_err());
+        if result == Err(IoError::Fenced) {
+            self.fence(id);
         }
     }
 }

@@ -99,9 +99,9 @@ impl Engine {
     /// The log is stable for a flush; what went past it may still need the backend's flush.
     fn flush_stable(&mut self, id: OpId) {
         let volume = self.volume_mut(self.ops[id].request.volume);
-        if volume.backend_is_dirty() {
+        if volume.backend.is_dirty() {
             self.flush_backend_for(id);
-        } else if std::mem::take(&mut volume.direct_lost) {
+        } else if volume.backend.take_lost() {
             self.complete(id, Err(RequestError::Io));
         } else {
             self.complete(id, Ok(()));
@@ -200,7 +200,7 @@ impl Engine {
             return;
         }
         let request = &self.ops[id].request;
-        if request.op.is_fua() && self.volume(request.volume).backend_is_dirty() {
+        if request.op.is_fua() && self.volume(request.volume).backend.is_dirty() {
             self.flush_backend_for(id);
         } else {
             self.complete(id, Ok(()));
@@ -251,7 +251,9 @@ impl Engine {
                 volume.count.held_ns += now.saturating_sub(self.ops[op].held_since);
                 self.answer(op);
             }
-            if self.dead && self.volumes[i].as_ref().is_some_and(|v| !v.disowned && !v.through.is_empty()) {
+            if self.dead
+                && self.volumes[i].as_ref().is_some_and(|v| !v.backend.is_disowned() && !v.through.is_empty())
+            {
                 self.disown(now, id);
             }
             self.pump_through(id);
@@ -262,7 +264,7 @@ impl Engine {
     pub(crate) fn pump_through(&mut self, id: VolumeId) {
         while let Some(volume) = &mut self.volumes[id.0 as usize] {
             let Some(&front) = volume.through.front() else { return };
-            if self.dead && !volume.disowned {
+            if self.dead && !volume.backend.is_disowned() {
                 return; // A restart might find something older on the device and drain it over this.
             }
             let op = &self.ops[front];

@@ -5,7 +5,7 @@
 //! blocks: unaligned changes first read the old content of their edge blocks, and direct changes
 //! (write-around, off) go to the backend instead, after cached copies were made void.
 
-use crate::api::{BLOCK_BYTES, BackendOp, IoError, Nanos, Op, RequestError, VolumeId};
+use crate::api::{BLOCK_BYTES, BackendOp, IoError, Mode, Nanos, Op, RequestError, VolumeId};
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
 use crate::base::pools::{BUFFERS_FOR_MOVES, EDGE_BUFFERS_RESERVED};
@@ -17,9 +17,6 @@ use crate::format::{EntryKind, RecordKind, Stream};
 use crate::log::{Builder, RecordFields, copy_block};
 use crate::peers::owner::RecordRoom;
 use std::collections::VecDeque;
-
-/// Pause before a backend that failed is tried again.
-pub(crate) const RETRY_NS: Nanos = 500_000_000;
 
 /// Most changes that are begun when a lock is given back, before the others wait for the one that blocks the next.
 const WOKEN_MAX: usize = 32;
@@ -316,10 +313,10 @@ impl Engine {
             return false;
         }
         let volume = self.volume(vid);
-        if volume.retry_at > now || self.stopping == Some(LAST_CHECKPOINT) {
+        if !volume.backend.may_send(now) || self.stopping == Some(LAST_CHECKPOINT) {
             return false; // After the last flush of a shutdown nothing more is sent, nor answered.
         }
-        if self.dead && !volume.disowned {
+        if self.dead && !volume.backend.is_disowned() {
             self.disown(now, vid);
             return false;
         }
@@ -395,7 +392,7 @@ impl Engine {
         let full = std::mem::replace(&mut op.barrier, 0) == u64::MAX;
         let volume = self.volume_mut(vid);
         volume.direct_in_flight -= 1;
-        volume.backend_written += 1;
+        volume.backend.note_written();
         if full {
             // A full backend makes writes wait; it does not fail them.
             self.ops[id].error = None;
@@ -414,7 +411,7 @@ impl Engine {
     pub(crate) fn flush_backend_for(&mut self, id: OpId) {
         let volume = self.ops[id].request.volume;
         self.ops[id].stage = Stage::Acking;
-        let covers = self.volume(volume).backend_written;
+        let covers = self.volume(volume).backend.covers();
         self.backend(Io::DirectFlush { op: id, covers }, volume, BackendOp::Flush);
     }
 
@@ -428,10 +425,11 @@ impl Engine {
         let vid = self.ops[id].request.volume;
         let asked = self.ops[id].request.op == Op::Flush;
         self.note_backend_result(now, vid, result);
+        let volume = self.volume_mut(vid);
         if result.is_ok() {
-            self.volume_mut(vid).note_backend_flushed(covers);
+            volume.backend.note_flushed(covers);
         } else {
-            self.volume_mut(vid).note_direct_lost();
+            volume.backend.note_flush_failed(volume.mode == Mode::WriteBack);
             self.distrust_backend(vid);
             self.update_drained(vid);
         }
@@ -440,7 +438,7 @@ impl Engine {
             return; // The peer has gone meanwhile.
         }
         // The client that flushes is told of a flush of ours that failed before, once.
-        let lost = asked && std::mem::take(&mut self.volume_mut(vid).direct_lost);
+        let lost = asked && self.volume_mut(vid).backend.take_lost();
         self.complete(id, if lost { Err(RequestError::Io) } else { result.map_err(|_| RequestError::Io) });
     }
 

@@ -517,10 +517,10 @@ impl Engine {
 
     /// Copies the blocks of a miss that nobody has changed meanwhile into the read cache's appends.
     fn admit(&mut self, now: Nanos, vid: VolumeId, read: MissRead) {
-        if self.volume(vid).backend_is_dirty() {
+        if self.volume(vid).backend.is_dirty() {
             // The image may hold what a power loss takes back; a clean copy must not outlive that.
             let volume = self.volume_mut(vid);
-            volume.backend_flush_wanted = true;
+            volume.backend.want_flush();
             volume.count.bypass_mode_blocks += u64::from(read.buf.len) / BLOCK_BYTES as u64;
             return self.cancel_read_fills(vid, read);
         }
