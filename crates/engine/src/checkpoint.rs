@@ -200,7 +200,7 @@ impl Engine {
         let max = self.geo.extents_max();
         loop {
             let (extents, covered) = collect_extents(&self.volumes);
-            self.extents_pending = extents.len() + self.unpublished_ranges();
+            self.budget.set_extents(extents.len() + self.unpublished_ranges());
             if extents.len() <= max {
                 return Some((extents, covered));
             }
@@ -401,8 +401,9 @@ impl Engine {
 
     /// Counts the extents anew if fewer than `wanted` more seem to be possible.
     pub(crate) fn count_extents(&mut self, wanted: u64) {
-        if self.ranges_left() < wanted && std::mem::take(&mut self.extents_changed) {
-            self.extents_pending = collect_extents(&self.volumes).0.len() + self.unpublished_ranges();
+        if self.ranges_left() < wanted && self.budget.take_extents_changed() {
+            let extents = collect_extents(&self.volumes).0.len() + self.unpublished_ranges();
+            self.budget.set_extents(extents);
         }
     }
 
@@ -413,8 +414,7 @@ impl Engine {
 
     /// Ranges of zeroes that may still be logged, beside what owners of replicas were told.
     pub(crate) fn ranges_left(&self) -> u64 {
-        let max = self.geo.extents_max() / 2;
-        (max.saturating_sub(self.extents_pending) as u64).saturating_sub(self.reserved.ranges)
+        self.budget.ranges_left(&self.space)
     }
 }
 

@@ -6,6 +6,7 @@ use crate::base::mutation::mutated;
 use crate::base::out::{Next, Out};
 use crate::base::pools::Pools;
 use crate::base::util::Slab;
+use crate::blocks::budget::Budget;
 use crate::blocks::ledger::objects_of;
 use crate::blocks::space::Space;
 use crate::cache::ghost::Ghost;
@@ -123,16 +124,7 @@ pub struct Engine {
     pub(crate) device: DeviceStatus,
     /// The cache device has failed.
     pub(crate) dead: bool,
-    pub(crate) unpublished_blocks: u64,
-    /// What owners of replicas were told and have not used yet, of all replicas.
-    pub(crate) reserved: Room,
-    volumes_count: u64,
-    /// Sum of the quotas that all volumes ask for, in bytes.
-    quotas_asked: u64,
-    /// Upper bound of the extents that the next checkpoint must hold.
-    pub(crate) extents_pending: usize,
-    /// The number of extents may have become smaller than that since it was counted.
-    pub(crate) extents_changed: bool,
+    pub(crate) budget: Budget,
     pub(crate) edge_freed: bool,
     pub(crate) parked_scratch: Vec<OpId>,
     pub(crate) device_reads: DeviceReads,
@@ -178,12 +170,7 @@ impl Engine {
             checkpoint: Checkpoint::new(durable, epoch, geo.pages(), now),
             device: DeviceStatus::default(),
             dead: false,
-            unpublished_blocks: 0,
-            reserved: Room::default(),
-            volumes_count: 0,
-            quotas_asked: 0,
-            extents_pending: 0,
-            extents_changed: false,
+            budget: Budget::default(),
             edge_freed: false,
             parked_scratch: Vec::with_capacity(256),
             device_reads: DeviceReads::default(),
@@ -484,7 +471,7 @@ impl Engine {
                     if !mutated!(WriteKeepsFills) {
                         self.cancel_fills(vid, entry.block(), n as u64);
                     }
-                    self.unpublished_blocks -= n as u64;
+                    self.budget.note_published(n as u64);
                     let (volume, space) = self.volume_and_space(vid);
                     volume.unpublished_blocks -= n as u64;
                     let crcs = entries[i..i + n].iter().map(|built| built.entry.value());
@@ -505,7 +492,7 @@ impl Engine {
                     let keep = entry.kind() == Some(EntryKind::WriteZeroes);
                     let range = entry.block()..entry.block() + blocks;
                     volume.zero(space, now, range, keep, record.sequence);
-                    self.extents_changed = true;
+                    self.budget.note_extents_changed();
                 }
                 Some(EntryKind::Invalidate) => {
                     self.cancel_fills(vid, entry.block(), u64::from(entry.value()));
@@ -536,44 +523,16 @@ impl Engine {
         (volume.expect("the volume exists while something of it is in flight"), &mut self.space)
     }
 
-    /// The dirty quota in force: what was asked for, or less in proportion where all volumes together were given
-    /// more than the cache holds. So a volume whose backend is stopped never takes the room of another one.
+    /// The dirty quota in force, in bytes; see [`Budget::quota`].
     pub(crate) fn dirty_bytes_max(&self, id: VolumeId) -> u64 {
-        if self.volume(id).spec.read_only {
-            return 0;
-        }
-        let all = self.space.dirty_blocks_max() * BLOCK_BYTES as u64;
-        let own = self.quota_asked(all, self.volume(id));
-        if self.quotas_asked <= all {
-            return own;
-        }
-        let share = u128::from(own) * u128::from(all) / u128::from(self.quotas_asked);
-        // Less than a block would never let a write through.
-        (share as u64).max(BLOCK_BYTES as u64)
-    }
-
-    /// The default share of a volume that is still to come.
-    pub(crate) fn quota_of_another(&self) -> u64 {
-        self.space.dirty_blocks_max() * BLOCK_BYTES as u64 / (self.volumes_count + 1).max(2)
-    }
-
-    fn quota_asked(&self, all: u64, volume: &Volume) -> u64 {
-        match volume.spec.dirty_bytes_max {
-            0 => all / (self.volumes_count.max(2)),
-            own => own.clamp(BLOCK_BYTES as u64, all),
-        }
-    }
-
-    /// Volumes that can have something dirty.
-    fn written_volumes(&self) -> impl Iterator<Item = &Volume> {
-        self.volumes.iter().flatten().map(|volume| &**volume).filter(|volume| !volume.spec.read_only)
+        let spec = &self.volume(id).spec;
+        if spec.read_only { 0 } else { self.budget.quota(&self.space, spec.dirty_bytes_max) }
     }
 
     /// A volume has come or gone, or its quota has changed.
     pub(crate) fn count_quotas(&mut self) {
-        let all = self.space.dirty_blocks_max() * BLOCK_BYTES as u64;
-        self.volumes_count = self.written_volumes().count() as u64;
-        self.quotas_asked = self.written_volumes().map(|v| self.quota_asked(all, v)).sum();
+        let written = self.volumes.iter().flatten().filter(|volume| !volume.spec.read_only);
+        self.budget.set_quotas(&self.space, written.map(|volume| volume.spec.dirty_bytes_max));
     }
 
     /// Zero ranges in records that are not published.

@@ -1,5 +1,6 @@
 //! Where each block is: the index of each volume, the marks and segments of the cache device, and what changes them together.
 
+pub(crate) mod budget;
 mod delta;
 pub mod index;
 pub(crate) mod ledger;

@@ -359,7 +359,7 @@ impl Engine {
     /// The block is dirty, or without it there might be more extents than a checkpoint holds, so that no segment would become free.
     fn must_stay(&self, c: Candidate) -> bool {
         self.space.marks.is_dirty(c.position)
-            || self.extents_pending >= self.geo.extents_max() * 3 / 4 && self.joins_zeroes(c)
+            || self.budget.extents() >= self.geo.extents_max() * 3 / 4 && self.joins_zeroes(c)
     }
 
     /// Cached blocks, this one among them, reach from zeroes to zeroes, none of which are in the backend: one extent (see
@@ -384,8 +384,8 @@ impl Engine {
     /// Drops a clean block.
     fn evict(&mut self, c: Candidate) {
         if self.joins_zeroes(c) {
-            self.extents_pending += 1;
-            self.extents_changed = true;
+            self.budget.add_extents(1);
+            self.budget.note_extents_changed();
         }
         self.forget_blocks(c.volume, c.block, 1);
         self.volume_mut(c.volume).count.evicted_blocks += 1;

@@ -102,7 +102,7 @@ impl Engine {
             volume.ledger.thaw(space);
             volume.let_go();
             self.count_quotas();
-            self.extents_changed = true;
+            self.budget.note_extents_changed();
             self.out.stir();
             self.out.control_done(control, Ok(()));
         }

@@ -25,7 +25,7 @@ impl Engine {
         }
         self.count_quotas();
         self.fills.abandon();
-        self.unpublished_blocks = 0;
+        self.budget.abandon();
         // Published changes whose stability cannot be known any more are acknowledged by the backend.
         let waiting = std::mem::take(&mut self.sync.waiters).into_iter().map(|(_, id)| id);
         let waiting: Vec<OpId> = waiting.chain(self.all_waiting_for_peers()).collect();

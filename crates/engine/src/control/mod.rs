@@ -536,7 +536,7 @@ impl Engine {
     fn pump_give_up(&mut self, now: Nanos, id: VolumeId, control: u64) {
         if self.volume(id).requests == 0 && self.is_still(now, id) {
             // What reads as zero may be all that the cache has of a place.
-            self.extents_changed = true;
+            self.budget.note_extents_changed();
             self.end_remove(id, control, Ok(()));
         }
     }
@@ -719,7 +719,7 @@ impl Engine {
             segments: u64::from(self.geo.segments),
             segments_free: u64::from(self.space.free_count()),
             segments_dirty: self.space.segments.iter().filter(|s| s.dirty > 0).count() as u64,
-            dirty_share_bytes: self.quota_of_another(),
+            dirty_share_bytes: self.budget.quota_of_another(&self.space),
             reclaiming: !self.reclaim.is_idle(),
             checkpointing: !self.checkpoint.is_idle(),
             index_bytes: index as u64,

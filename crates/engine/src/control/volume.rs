@@ -1,8 +1,8 @@
 //! One volume: its index, its place in the log, and the requests that wait for something.
 
 use crate::api::{
-    BLOCK_BYTES, Begin, ControlError, Degraded, DrainOrder, Mode, Nanos, Request, RequestError,
-    VolumeId, VolumeSpec,
+    BLOCK_BYTES, Begin, ControlError, Degraded, DrainOrder, Mode, Nanos, Request, RequestError, VolumeId,
+    VolumeSpec,
 };
 use crate::backend::Backend;
 use crate::base::mem::Buf;

@@ -198,7 +198,7 @@ impl Engine {
             || self.redo_is_long(id)
             || volume.peer_is_short()
             || self.space.dirty_blocks() > self.space.dirty_blocks_max() / 2
-            || self.extents_pending > self.geo.extents_max() / 4
+            || self.budget.extents() > self.geo.extents_max() / 4
             || self.dead
     }
 
@@ -641,7 +641,9 @@ impl Engine {
         volume.recheck = true;
         let clean = !volume.is_dirty();
         self.checkpoint.drained |= flushed && clean && !self.dead;
-        self.extents_changed |= drain.zeroes;
+        if drain.zeroes {
+            self.budget.note_extents_changed();
+        }
         drain.written.clear();
         self.spare_written.push(drain.written);
     }

@@ -522,9 +522,7 @@ impl Engine {
 
     /// Blocks that all volumes together may still dirty, beside what owners of replicas were told.
     pub(crate) fn blocks_left(&self) -> u64 {
-        let reserved = self.reserved.bytes / BLOCK_BYTES as u64;
-        let used = self.space.dirty_blocks() + self.unpublished_blocks + reserved;
-        self.space.dirty_blocks_max().saturating_sub(used)
+        self.budget.blocks_left(&self.space)
     }
 
     /// Moves what fits of a volume's pending operations into the append.
@@ -592,12 +590,12 @@ impl Engine {
                         *quota -= 1;
                         blocks -= 1;
                         volume.unpublished_blocks += 1;
-                        self.unpublished_blocks += 1;
+                        self.budget.note_built(1);
                     }
                     Part::Range(kind, block, len) => {
                         builder.push_range(kind, block, len);
                         if kind != EntryKind::Invalidate {
-                            self.extents_pending += 1;
+                            self.budget.add_extents(1);
                             ranges -= 1;
                         }
                     }

@@ -186,7 +186,8 @@ impl Engine {
             return Room::default();
         }
         let freed = self.room_freed(id);
-        let quota = id.map_or_else(|| self.quota_of_another(), |id| self.dirty_bytes_max(id));
+        let quota =
+            id.map_or_else(|| self.budget.quota_of_another(&self.space), |id| self.dirty_bytes_max(id));
         let ranges = self.ranges_to_tell() + freed.ranges;
         Room {
             bytes: (self.blocks_left() * BLOCK_BYTES as u64 + freed.bytes)
@@ -218,7 +219,7 @@ impl Engine {
     /// Ranges of zeroes that owners of replicas may be told of beside what they were: never so many that others wait for ever.
     fn ranges_to_tell(&self) -> u64 {
         let all = self.geo.extents_max() as u64 / 4;
-        self.ranges_left().min(all.saturating_sub(self.reserved.ranges))
+        self.ranges_left().min(all.saturating_sub(self.budget.ranges_reserved()))
     }
 
     /// And of these one of them.
@@ -227,7 +228,7 @@ impl Engine {
     }
 
     fn grant(&mut self, id: VolumeId, room: Room) {
-        self.reserved += room;
+        self.budget.reserve(room);
         self.volume_mut(id).replica.as_mut().expect("a replica's owner is told").granted += room;
     }
 
@@ -236,7 +237,7 @@ impl Engine {
         let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
         if let Some(replica) = volume.and_then(|volume| volume.replica.as_mut()) {
             let granted = std::mem::take(&mut replica.granted);
-            self.reserved -= granted;
+            self.budget.release(granted);
             self.out.stir();
         }
     }
@@ -333,7 +334,7 @@ impl Engine {
         volume.replica = Some(replica);
         if forgotten {
             volume.forgotten_until = next;
-            self.extents_changed = true;
+            self.budget.note_extents_changed();
         }
         self.update_drained(id);
     }
@@ -425,13 +426,13 @@ impl Engine {
             }
             let kind = entry.kind().expect("it was looked at when it came");
             builder.push_range(kind, entry.block(), entry.value());
-            self.extents_pending += usize::from(is_zeroes(Some(kind)));
+            self.budget.add_extents(usize::from(is_zeroes(Some(kind))));
         }
-        self.unpublished_blocks += u64::from(blocks);
+        self.budget.note_built(u64::from(blocks));
         let volume = self.volumes[vid.0 as usize].as_mut().expect("its record is at hand");
         volume.unpublished_blocks += u64::from(blocks);
         volume.replica.as_mut().expect("a replica takes records").pending -= incoming.room();
-        self.reserved -= incoming.room();
+        self.budget.release(incoming.room());
         let fields = RecordFields {
             generation: volume.spec.generation,
             sequence,
@@ -488,7 +489,7 @@ impl Engine {
         if let Some(replica) = volume.and_then(|volume| volume.replica.as_mut()) {
             let pending = std::mem::take(&mut replica.pending);
             replica.unpublished -= pending;
-            self.reserved -= pending;
+            self.budget.release(pending);
         }
     }
 
@@ -518,7 +519,7 @@ impl Engine {
         }
         let blocks = volume.blocks_held();
         self.forget_blocks(id, 0, blocks);
-        self.extents_changed = true;
+        self.budget.note_extents_changed();
         let volume = self.volume_mut(id);
         volume.ledger.reset();
         volume.dirty_objects.clear();
