@@ -467,6 +467,14 @@ impl Suite {
             }
             self.check_objects(found, placements)
                 .map_err(|what| format!("the workload {}: {what}", found.name))?;
+            let most = found.clients.iter().copied().max().unwrap_or(1);
+            if placements.iter().any(|name| name == words::HOST_BOUND) && !self.ground.fits(found, most) {
+                return Err(format!(
+                    "the workload {}: {} has whole sets on the SSD, which does not hold those of {most} clients; leave it out of the workload's placements",
+                    found.name,
+                    words::HOST_BOUND
+                ));
+            }
         }
         let grounds = self.ground.disks.len() * self.ground.osds_per_disk.len() * self.placements.len();
         let loads: usize = self.workloads.iter().map(|found| found.depth.len() * found.clients.len()).sum();
