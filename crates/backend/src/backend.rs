@@ -1,4 +1,4 @@
-//! What every backend does, and how it is opened.
+//! The interface of every backend, and the functions that open, take over and give up an image.
 
 use crate::file::{self, Caching};
 use crate::record::{Ownership, Peer};
@@ -10,112 +10,120 @@ use std::time::Duration;
 use tidepool_engine::OwnObjects;
 use tidepool_engine::api::IoError;
 
-/// Most transfers that one backend has in flight; [`Backend::submit`] panics beyond it.
+/// Most transfers that one backend may have in flight; [`Backend::submit`] panics if there are
+/// more.
 pub const INFLIGHT_MAX: usize = 1024;
 
 /// One operation on a backend.
 ///
-/// Memory of reads and writes is aligned to 4 KiB. Offsets and lengths are multiples of 512 bytes
-/// and usually of 4 KiB; less than 4 KiB fails with `EINVAL` where the storage takes no less. A range may reach past the end of the image: what is read there is zero,
-/// what is written there is dropped, so that the caller can always work in whole blocks even when the
-/// size of the image is no multiple of a block.
+/// Memory of reads and writes is aligned to 4 KiB. Offsets and lengths are multiples of 512 bytes,
+/// and usually of 4 KiB. A transfer in smaller units than the storage takes fails with `EINVAL`. A
+/// range may reach past the end of the image: reads return zeroes there, and writes there are
+/// dropped. So the caller can always work in whole blocks, even when the size of the image is no
+/// multiple of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transfer {
     /// Read `len` bytes at `offset` to `ptr`.
     Read {
         /// Byte offset in the image.
         offset: u64,
-        /// Where to.
+        /// Destination.
         ptr: *mut u8,
-        /// Bytes.
+        /// Length in bytes.
         len: usize,
     },
     /// Write `len` bytes from `ptr` at `offset`.
     Write {
         /// Byte offset in the image.
         offset: u64,
-        /// Where from.
+        /// Source.
         ptr: *const u8,
-        /// Bytes.
+        /// Length in bytes.
         len: usize,
     },
-    /// Make the range read as zero, giving space back where that is possible.
+    /// Make the range read as zero, and free its space where the storage can do that.
     Discard {
         /// Byte offset in the image.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
     },
-    /// Make the range read as zero, keeping it allocated where the backend can.
+    /// Make the range read as zero, and keep its space allocated where the storage can do that.
     WriteZeroes {
         /// Byte offset in the image.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
     },
-    /// Make everything that was completed before durable. When it fails, nothing that has completed since the
-    /// last successful one is known to be durable, whatever a later one reports.
+    /// Make every transfer that completed before this one durable. When a flush fails, no transfer
+    /// that has completed since the last successful flush is known to be durable, whatever a later
+    /// flush reports.
     Flush,
     /// Write a frame of a group's redo beside the image; see [`tidepool_engine::redo`].
     RedoWrite {
-        /// The group.
+        /// Number of the group.
         group: u64,
-        /// Number of the frame in it.
+        /// Number of the frame in its group, from 0.
         frame: u32,
-        /// Where from.
+        /// Source.
         ptr: *const u8,
-        /// Bytes.
+        /// Length in bytes.
         len: usize,
     },
-    /// All frames of a group were written: it counts from now on, and those before `first` do not any more.
+    /// Commit a group whose frames are all written: the redo contains this group from now on, and
+    /// no longer contains groups before `first`.
     RedoCommit {
-        /// Oldest group that counts.
+        /// Oldest group that stays in the redo.
         first: u64,
-        /// The group.
+        /// Number of the group.
         group: u64,
-        /// Its frames.
+        /// Number of its frames.
         frames: u32,
-        /// Sequence of its last record.
+        /// Sequence of the last record in the group.
         sequence: u64,
-        /// How long ago it ended.
+        /// Time since the group ended.
         age: Duration,
     },
-    /// Groups before `first` do not count any more.
+    /// Remove the groups before `first` from the redo.
     RedoTrim {
-        /// Oldest group that counts.
+        /// Oldest group that stays in the redo.
         first: u64,
     },
-    /// Write down how far the volume is.
+    /// Write a note beside the image that says how far the volume is, so that the loss is known if
+    /// the cache is lost.
     RedoNote {
         /// Newest acknowledged sequence.
         sequence: u64,
         /// Newest sequence on the cache's stable media.
         durable: u64,
-        /// Bytes in no committed group.
+        /// Bytes that are in no committed group, zeroes included.
         bytes: u64,
-        /// The most that they may become.
+        /// Most bytes of data that may be in no committed group: the volume's dirty quota.
         bytes_max: u64,
     },
-    /// Give the image another size; [`Backend::size_bytes`] is the new one when it is done.
+    /// Give the image another size. [`Backend::size_bytes`] returns the new size once this has
+    /// completed.
     Resize {
-        /// Bytes.
+        /// New size in bytes.
         size_bytes: u64,
     },
-    /// Take a snapshot of the image, which nobody writes meanwhile.
+    /// Take a snapshot of the image. Nothing is written to the image meanwhile.
     Snapshot {
-        /// Where its name is, in UTF-8.
+        /// The snapshot's name, in UTF-8.
         ptr: *const u8,
-        /// Bytes of the name; 0 for a snapshot that mirroring names and sends to another cluster.
+        /// Length of the name in bytes; 0 for a snapshot that mirroring names and sends to another
+        /// cluster.
         len: usize,
     },
-    /// Write down that the cache's content is no longer to be trusted, because the image is about to be
-    /// changed without it: from then on no open keeps or drains what is cached. The image stays owned and
-    /// locked. A handle without ownership has nothing to write down.
+    /// Record that the cache's content is no longer to be trusted, because the image is about to be
+    /// changed without the cache. From then on no open keeps or drains what is cached. The image
+    /// stays owned and locked. On a handle without ownership this does nothing.
     Disown,
 }
 
 impl Transfer {
-    /// The transfer without what lies beyond the image, which reads as zero and is not written.
+    /// The part of the transfer that lies inside of the image. The rest of a read is filled with
+    /// zeroes; the rest of a write is dropped.
     ///
     /// # Safety
     /// As for [`Backend::submit`].
@@ -139,7 +147,7 @@ impl Transfer {
         }
     }
 
-    /// It is for what is kept beside the image, not for the image.
+    /// Whether the transfer is for the redo beside the image, not for the image itself.
     pub(crate) fn is_redo(&self) -> bool {
         matches!(
             self,
@@ -151,121 +159,147 @@ impl Transfer {
     }
 }
 
-/// An open backend. It belongs to one thread at a time (the reactor's); nothing but [`Backend::close`]
-/// blocks.
+/// An open backend. One thread at a time uses it (the reactor's). No method except
+/// [`Backend::close`] blocks.
 pub trait Backend: Send {
     /// Size of the image in bytes; a multiple of 512.
     fn size_bytes(&self) -> u64;
 
-    /// Only reads are accepted; other transfers complete with `EROFS`.
+    /// Whether the image was opened for reading only. Writes, discards and zeroes then complete
+    /// with `EROFS`.
     fn read_only(&self) -> bool;
 
-    /// Starts a transfer. Its outcome comes through [`Backend::completions`], never from within this
-    /// call, exactly once. Transfers complete in any order; two that overlap must not be in flight
-    /// together unless both read.
+    /// Starts a transfer. Its outcome comes through [`Backend::completions`], exactly once and
+    /// never from within this call. Transfers complete in any order. Two transfers that overlap
+    /// must not be in flight together unless both read.
     ///
     /// # Safety
-    /// The memory that the transfer names stays valid until its token comes back: for a read nobody
-    /// else touches it, for a write nobody changes it.
+    /// The memory that the transfer names stays valid until its token comes back. Until then
+    /// nothing else accesses the memory of a read, and nothing changes the memory of a write.
     ///
     /// # Panics
     /// If [`INFLIGHT_MAX`] transfers are in flight already.
     unsafe fn submit(&mut self, token: u64, transfer: Transfer);
 
-    /// Has the ownership record name the cache that holds the other copy, or none. Completes like a transfer (through
-    /// [`Backend::completions`], exactly once, never from within): `Ok` when the record durably says so, also if it said
-    /// so already; `Fenced` when the record is not this owner's any more (another generation or cache), and then nothing
-    /// was changed; any other error when it may or may not have been changed: try again. `EINVAL` is for a peer that
-    /// cannot stand there, and `EROFS` for a handle without ownership. One at a time, beside [`INFLIGHT_MAX`] transfers.
+    /// Makes the ownership record name the cache that holds the second copy, or no cache. The
+    /// outcome comes through [`Backend::completions`], exactly once and never from within this
+    /// call:
+    ///
+    /// - `Ok`: the record durably names this peer, also if it did so before.
+    /// - `Fenced`: the record is no longer this owner's (another generation or cache). Nothing was
+    ///   changed.
+    /// - `EINVAL`: the record cannot name this peer.
+    /// - `EROFS`: the handle has no ownership.
+    /// - Any other error: the record may or may not have been changed; try again.
+    ///
+    /// One such change may be in flight at a time, beside [`INFLIGHT_MAX`] transfers.
     fn set_peer(&mut self, token: u64, peer: Option<Peer>);
 
-    /// Does something with a snapshot that the image has. Its outcome comes as that of a transfer, unless the backend is closed before.
-    /// One at a time, beside [`INFLIGHT_MAX`] transfers.
+    /// Removes, protects or unprotects a snapshot of the image. The outcome comes through
+    /// [`Backend::completions`] as that of a transfer does, unless the backend is closed before.
+    /// One such change may be in flight at a time, beside [`INFLIGHT_MAX`] transfers.
     ///
     /// # Errors
-    /// The image has no snapshots, or may not be changed; nothing comes through [`Backend::completions`] then.
+    /// The backend has no snapshots, or the image may not be changed; then no outcome comes through
+    /// [`Backend::completions`].
     fn change_snapshot(&mut self, token: u64, name: &str, change: SnapshotChange) -> Result<(), IoError> {
         let _ = (token, name, change);
         Err(IoError::Errno(libc::ENOTSUP))
     }
 
     /// A descriptor that polls readable while completions wait. It may be an eventfd or an epoll
-    /// descriptor: poll it, do not read it; [`Backend::completions`] resets it.
+    /// descriptor: poll it, do not read it. [`Backend::completions`] resets it.
     fn event_fd(&self) -> RawFd;
 
-    /// Reports what has completed: the token and the outcome of each. `Fenced` means that another
-    /// owner has the image and nothing that is sent arrives any more; `Full` that the backend is out
-    /// of space and the transfer may be tried again later.
+    /// Reports the transfers that have completed: the token and the outcome of each. `Fenced` means
+    /// that another owner has the image, and that nothing that this backend sends reaches the image
+    /// any more. `Full` means that the storage has no space left; the transfer may be tried again
+    /// later.
     fn completions(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>));
 
-    /// What the next [`open`] needs to take the image back after this process was killed; opaque, at
-    /// most [`tidepool_engine::api::ATTACHMENT_BYTES_MAX`] bytes. Keep it on the cache device.
+    /// Opaque bytes that the next [`open`] needs to take the image back after this process was
+    /// killed; at most [`tidepool_engine::api::ATTACHMENT_BYTES_MAX`] bytes. The caller keeps them
+    /// on the cache device.
     fn attachment(&self) -> Vec<u8>;
 
-    /// Waits for what is in flight, writes down whether dirty data stays behind, releases the image.
-    /// Blocks, for as long as the image is out of reach: a process that cannot wait may simply exit, which
-    /// leaves lock, record and guard in place, and the next [`open`] takes the image back as after a kill.
-    /// A backend that is only dropped waits too, and keeps the record and the guard. Completions that were not
-    /// fetched before are lost.
+    /// Waits for the transfers in flight, records whether dirty data stays in the cache, and
+    /// releases the image. May block for as long as the image is out of reach. A process that
+    /// cannot wait may exit instead: lock, record and guard then stay in place, and the next
+    /// [`open`] takes the image back as after a kill. Dropping a backend waits for the transfers
+    /// too, and leaves the record and the guard as they are. Completions that were not fetched
+    /// before are lost.
     ///
     /// # Errors
-    /// When the image could not be released or the ownership record not be changed.
+    /// The image could not be released, or the ownership record could not be changed.
     fn close(self: Box<Self>, how: Release) -> Result<(), BackendError>;
 }
 
 /// How a backend is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Release {
-    /// The image holds everything: any other client, or another cache, may use it from now on. If not,
-    /// dirty data stays in this cache and only this cache may open the image again.
+    /// The image holds everything: any other client, or another cache, may use it from now on.
+    /// Otherwise dirty data stays in this cache, and only this cache, or the peer that the record
+    /// names, may take the image.
     pub clean: bool,
-    /// The cache device has failed: if the image holds everything, nothing on that device counts any more.
+    /// The cache device has failed. If the image holds everything, nothing on that device may be
+    /// used any more.
     pub cache_failed: bool,
 }
 
 /// How a backend is opened.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
-    /// Uuid of the cache device. A process that opens a backend with it holds the lock on that device: this
-    /// is what proves that an earlier owner with the same uuid is dead.
+    /// Uuid of the cache device. The process that opens a backend holds the lock on that device.
+    /// This lock proves that an earlier owner with the same uuid is dead.
     pub cache_uuid: [u8; 16],
-    /// [`Backend::attachment`] of the last time, if this cache had the image before.
+    /// [`Backend::attachment`] of the last open, if this cache had the image before.
     pub attachment: Option<Vec<u8>>,
-    /// Generation of the ownership that the cache device has on record for its content. If the image's own
-    /// record is another, an earlier open was cut short before the cache could act on what it was told,
-    /// and nothing is proven. `None` does not look at that.
+    /// Generation of the ownership that the cache device has on record for its content. It is
+    /// compared with the image's record. If the record has another generation, clean data is not
+    /// kept: an earlier open was cut short before the cache could act on its result, or the image
+    /// was used since. Dirty data is refused if the image was used and released clean since, or if
+    /// an older state of the image was put back. A cache that has lost later content is refused.
+    /// `None` skips the comparison.
     pub generation: Option<u64>,
-    /// Only read: no exclusive lock and no ownership is taken.
+    /// Open for reading only: no exclusive lock and no ownership is taken.
     pub read_only: bool,
-    /// The cache holds data of the image that is not drained: the image is refused, and nothing is changed,
-    /// if that data might go over the writes of somebody else.
+    /// The cache holds data of the image that is not drained. The image is refused, and nothing is
+    /// changed, if that data might overwrite the writes of another client.
     pub dirty: bool,
-    /// What the cache writes to the image goes by groups with a redo. If not, a redo that is there is removed.
+    /// The cache drains in groups with a redo. If not, a redo beside the image is removed.
     pub grouped: bool,
-    /// Sequence of the newest record that the cache holds of the image. It is refused if the image has got more from it.
+    /// Sequence of the newest record that the cache holds of the image. The image is refused if its
+    /// redo or note names a later record of this cache.
     pub sequence: Option<u64>,
-    /// Generation of the record for which it is known that this cache's log has everything although the record names a
-    /// peer and this is another boot of the host: the peer was asked, or the loss is accepted.
+    /// Generation of the record for which this cache's log is known to be complete, although the
+    /// record names a peer and this is another boot of the host: the peer was asked, or the loss is
+    /// accepted.
     pub whole_as_of: Option<u64>,
-    /// The cache named above is lost, and this is no process that holds its lock: an owner that is alive is not disturbed.
+    /// The cache with the uuid `cache_uuid` is lost, and this process does not hold the lock on its
+    /// device. An image whose owner is alive is refused.
     pub recover: bool,
-    /// The image is rolled back to this snapshot before it is used: nothing that the cache holds of it counts then. It must hold nothing
-    /// dirty. An attempt that was cut short is finished so. `rbd:` images only.
+    /// Name of a snapshot to which the image is rolled back before it is used. Nothing that the
+    /// cache holds of the image is valid afterwards, and the cache must hold no dirty data of it.
+    /// This also finishes a rollback that was cut short. `rbd:` images only.
     pub roll_back: Option<String>,
-    /// Directory of the ownership records of block devices and exports; `None` for `/var/lib/tidepool`.
+    /// Directory of the ownership records of block devices and exports; `None` for
+    /// `/var/lib/tidepool`.
     pub state_dir: Option<PathBuf>,
-    /// The image is refused if another cache had it last, also one that has released it.
+    /// The image is refused if another cache had it last, even if that cache has released it.
     pub unless_elsewhere: bool,
-    /// What was made ready for this image; else it is done now.
+    /// What [`prepare`] has made ready for this image. If it is empty, the open does that work
+    /// itself.
     pub prepared: Prepared,
-    /// The image is another cache's, which is gone or is to be, and is taken over first; see [`take_over`]. It is this one's from
-    /// then on, also if opening it fails. One that is this cache's already stays so.
+    /// The image is another cache's, which is gone or is to be replaced: it is taken over first;
+    /// see [`take_over`]. Once the record is changed the image is this cache's, even if the open
+    /// fails afterwards. An image that already is this cache's is opened as it is.
     pub take_over: Option<TakeOver>,
 }
 
-/// The slow part of opening an image, done before: the way to its storage, and the look at what may be done there. Nothing is
-/// taken with it, and nothing is known of the image's state. With `rbd:` it is a client of the cluster, which the backend keeps
-/// that is opened with it: it serves for one image. Where there is nothing to be made ready it is empty.
+/// The slow part of opening an image, done in advance: connecting to its storage, and checking the
+/// rights there. It takes no lock and no ownership, and says nothing about the image's state. For
+/// `rbd:` it holds a client of the cluster; the backend that is opened with it keeps that client,
+/// so it serves for one image. For `file:` and `nbd:` it is empty.
 #[derive(Clone, Default)]
 pub struct Prepared(Option<rbd::Way>);
 
@@ -281,10 +315,10 @@ impl Prepared {
     }
 }
 
-/// Makes ready what opening an image for writing needs. Blocks.
+/// Does the slow part of opening an image for writing in advance. Blocks.
 ///
 /// # Errors
-/// The storage is out of reach, or what is needed may not be done there.
+/// The storage is out of reach, or a right is missing there.
 pub fn prepare(uri: &BackendUri) -> Result<Prepared, BackendError> {
     match uri {
         BackendUri::Rbd { .. } => rbd::prepare(uri).map(|way| Prepared(Some(way))),
@@ -296,43 +330,48 @@ pub fn prepare(uri: &BackendUri) -> Result<Prepared, BackendError> {
 pub struct Opened {
     /// The backend.
     pub backend: Box<dyn Backend>,
-    /// The ownership's generation: higher than that of any earlier owner. 0 when read-only.
+    /// Generation of the ownership: higher than that of any earlier owner. 0 when read-only.
     pub generation: u64,
-    /// There is proof that nobody else has written to the image since this cache had it last. Without
-    /// it, clean cached data must be dropped.
+    /// There is proof that no other client has written to the image since this cache had it last.
+    /// Without that proof, clean cached data must be dropped.
     pub keep_clean: bool,
-    /// Why that is so, in one line for the log.
+    /// The reason for `keep_clean`, in one line for the log.
     pub reason: String,
-    /// What is known of what the image has.
+    /// Which objects the image has of its own, and which snapshot is its parent.
     pub layout: Layout,
-    /// Which snapshot it is, if it is one: the name that a clone of it finds in [`Parent::name`].
+    /// Name of the snapshot, if a snapshot was opened: the same name as [`Parent::name`] of its
+    /// clones.
     pub snapshot: Option<String>,
-    /// What a user of the volume is to know of its image although nothing is wrong, a line each.
+    /// What the user of the volume should know about its image although nothing is wrong, one line
+    /// each.
     pub notes: Vec<String>,
 }
 
-/// What an image has, when it is opened.
+/// Layout of an image when it is opened.
 #[derive(Debug, Clone, Default)]
 pub struct Layout {
-    /// Its own objects, where they could be found out cheaply and nobody else changes them as long as the backend is open.
+    /// The image's own objects; `None` if they could not be found cheaply, or if another client may
+    /// change them while the backend is open.
     pub own: Option<OwnObjects>,
-    /// The snapshot of which it is a clone, if it is one, can be shared with other clones, and what it has of its own is known.
+    /// The snapshot of which the image is a clone. `None` if the image is no clone, if cached data
+    /// of the snapshot cannot be shared with other clones, or if `own` is not known.
     pub parent: Option<Parent>,
 }
 
 /// The snapshot of which an image is a clone.
 #[derive(Debug, Clone)]
 pub struct Parent {
-    /// A name that no other snapshot has, and that volumes cannot be given: it begins with `@`.
+    /// A name that no other snapshot has. It begins with `@`, with which no volume name can begin.
     pub name: String,
-    /// Where it is.
+    /// URI of the snapshot.
     pub uri: BackendUri,
 }
 
-/// Opens a backend: checks the ownership, takes the lock, writes the ownership down. Blocks.
+/// Opens a backend: checks the ownership, takes the lock, and writes the ownership record. Blocks.
 ///
 /// # Errors
-/// One line that says what is wrong and what to do; the image is left as it was.
+/// One line that says what is wrong and what to do. The image's data is left as it was, unless a
+/// rollback has begun ([`OpenOptions::roll_back`]).
 pub fn open(uri: &BackendUri, options: OpenOptions) -> Result<Opened, BackendError> {
     if let (Some(how), BackendUri::File { .. } | BackendUri::Nbd(_)) = (&options.take_over, uri)
         && !ownership(uri, how.state_dir.as_deref())?.is_some_and(|record| record.is_by(how.cache_uuid))
@@ -351,7 +390,7 @@ pub fn open(uri: &BackendUri, options: OpenOptions) -> Result<Opened, BackendErr
         BackendUri::File { path, emulate, gate } => {
             let caching = if emulate.is_some() { Caching::Played } else { Caching::Direct };
             let (opened, clock) = file::open(path, &options, caching, |event_fd| {
-                // SAFETY: it is the descriptor of the backend that is being opened.
+                // SAFETY: `event_fd` is the open descriptor of the backend that is being opened.
                 let clock = unsafe { paced::Clock::new(event_fd) };
                 clock.map_err(|e| BackendError::io(path.display(), "set up its timer", e))
             })?;
@@ -363,10 +402,11 @@ pub fn open(uri: &BackendUri, options: OpenOptions) -> Result<Opened, BackendErr
     }
 }
 
-/// Who owns an image. Reads the record and changes nothing, also while its owner has it open. Blocks.
+/// The ownership record of an image; `None` if it has none. Reads the record and changes nothing,
+/// also while the image's owner has it open. Blocks.
 ///
 /// # Errors
-/// When the image cannot be found, or its record not be read.
+/// The image cannot be found, or its record cannot be read.
 pub fn ownership(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Option<Ownership>, BackendError> {
     match uri {
         BackendUri::Rbd { .. } => rbd::record(uri, None),
@@ -374,10 +414,11 @@ pub fn ownership(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Option<Ow
     }
 }
 
-/// The same with what was made ready for this image.
+/// As [`ownership`], for an `rbd:` image with what [`prepare`] has made ready for it. Other images
+/// are looked up in the default state directory.
 ///
 /// # Errors
-/// As above.
+/// As for [`ownership`].
 pub fn ownership_by(uri: &BackendUri, prepared: &Prepared) -> Result<Option<Ownership>, BackendError> {
     match uri {
         BackendUri::Rbd { .. } => rbd::record(uri, prepared.way()),
@@ -385,27 +426,32 @@ pub fn ownership_by(uri: &BackendUri, prepared: &Prepared) -> Result<Option<Owne
     }
 }
 
-/// How a peer makes an image its own; see [`take_over`].
+/// How a peer takes an image over; see [`take_over`].
 #[derive(Debug, Clone, Default)]
 pub struct TakeOver {
-    /// Uuid of the peer's cache device, whose lock the caller holds. Its host's boot must be the one in the record.
+    /// Uuid of the peer's cache device, whose lock the caller holds. The peer's boot in the record
+    /// must be the host's present boot, unless `accept_loss` is set.
     pub cache_uuid: [u8; 16],
-    /// The record must have exactly this generation.
+    /// Generation that the record must have.
     pub generation: u64,
-    /// Its host may have been restarted: what it had not flushed then is given up.
+    /// Take over even if the peer's host may have been restarted since: what the peer had not
+    /// flushed by then is lost.
     pub accept_loss: bool,
     /// As in [`OpenOptions::state_dir`].
     pub state_dir: Option<PathBuf>,
 }
 
-/// Makes an image the peer's whose owner is gone, or is to be: changes the record, if it names this peer, and nothing else.
-/// An [`open`] by the same cache has to follow, which fences the owner, even if it is alive, before it takes the image; it
-/// follows from the record alone, also after a crash in between. `file:` and `nbd:` have no fence: their owner must be
-/// gone. Returns the new record. Blocks.
+/// Makes an image the peer's, when its owner is gone or is to be replaced: changes the record, if
+/// it names this peer, and nothing else. Afterwards the same cache has to [`open`] the image. That
+/// open fences the former owner, even if it is alive, before it takes the image. It needs nothing
+/// but the record, so it also works after a crash in between. `file:` and `nbd:` have no fence:
+/// their owner must be gone. Returns the new record. Blocks.
 ///
 /// # Errors
-/// `NotPeer` if the record says something else, `Locked` if somebody else has the image or is changing the record, and as
-/// for [`open`]: the record is as it was then. Only after `Io` it may have been changed.
+/// `NotPeer` if the record does not name this peer, has another generation, or, without
+/// [`TakeOver::accept_loss`], names another boot of this host. `Locked` if another process, or a
+/// client other than the owner's, has the image or is changing the record. And as for [`open`]. The
+/// record is then as it was before, except that after `Io` it may have been changed.
 pub fn take_over(uri: &BackendUri, how: &TakeOver) -> Result<Ownership, BackendError> {
     match uri {
         BackendUri::File { path, .. } => file::take_over(path, how),
@@ -414,12 +460,14 @@ pub fn take_over(uri: &BackendUri, how: &TakeOver) -> Result<Ownership, BackendE
     }
 }
 
-/// Writes down that a file or device is the one of an ownership record, where nothing else tells: a device without a name that lasts, after
-/// a reboot; a file that was copied while a cache held its newest data. The caller vouches for that. `record` is the record's file,
-/// and may be left out where only one comes into question. Returns the record. Blocks.
+/// Records that a file or device is the image of an ownership record, where nothing else tells
+/// that: a device without a lasting name after a reboot, or a file that was copied while a cache
+/// held its newest data. The caller vouches for that. `record` is the path of the record's file; it
+/// may be omitted where only one record comes into question. Returns the record. Blocks.
 ///
 /// # Errors
-/// When it is told already, no record or more than one comes into question, and as for [`open`].
+/// Nothing has to be confirmed, no record or more than one comes into question, and as for
+/// [`open`].
 pub fn confirm(
     uri: &BackendUri,
     state_dir: Option<&Path>,
@@ -434,12 +482,12 @@ pub fn confirm(
     }
 }
 
-/// Gives up what a lost cache holds: the image becomes clean as it is, without the data that the cache
-/// had not drained. For caches that are lost for good; the owner must not be running. Returns the
-/// ownership record as it was, `None` when there was nothing to give up. Blocks.
+/// Gives up what a lost cache holds: the image becomes clean as it is, without the data that the
+/// cache had not drained. For caches that are lost for good; the owner must not be running. Returns
+/// the ownership record as it was before, or `None` when there was nothing to give up. Blocks.
 ///
 /// # Errors
-/// When the owner is still there, and as for [`open`].
+/// The owner is still running, and as for [`open`].
 pub fn abandon(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Option<Ownership>, BackendError> {
     let before = match uri {
         BackendUri::File { path, .. } => file::abandon(path, state_dir),

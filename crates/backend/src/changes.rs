@@ -1,10 +1,11 @@
-//! Changes of the ownership record that an open backend makes: one at a time, in the order in which they came.
+//! Changes of the ownership record that an open backend makes: one at a time, in the order of their
+//! requests.
 
 use crate::record::{Ownership, Peer};
 use std::collections::VecDeque;
 use tidepool_engine::api::IoError;
 
-/// What is to be changed.
+/// A change of the record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Change {
     /// See [`crate::Transfer::Disown`].
@@ -13,15 +14,15 @@ pub(crate) enum Change {
     Peer(Option<Peer>),
 }
 
-/// The changes of one record. What makes them blocks, and so is on a thread of its own.
+/// The changes of one record. A change blocks, so the backend makes it on a thread of its own.
 #[derive(Default)]
 pub(crate) struct Changes {
     waiting: VecDeque<(u64, Change)>,
-    /// Waits for the change that is being made.
+    /// Token of the change that is being made.
     running: Option<u64>,
-    /// Outcomes that nobody has fetched.
+    /// Outcomes that are not fetched yet.
     ended: Vec<(u64, Result<(), IoError>)>,
-    /// The last one has failed: it may or may not have been made.
+    /// The last change has failed: it may or may not have been made.
     unsure: bool,
 }
 
@@ -30,17 +31,18 @@ impl Changes {
         self.waiting.push_back((token, change));
     }
 
-    /// Answers a change that is not made.
+    /// Completes a request with an error, without a change.
     pub(crate) fn refuse(&mut self, token: u64, error: IoError) {
         self.ended.push((token, Err(error)));
     }
 
-    /// Answers all that wait.
+    /// Completes all waiting requests with an error.
     pub(crate) fn refuse_all(&mut self, error: IoError) {
         self.ended.extend(self.waiting.drain(..).map(|(token, _)| (token, Err(error))));
     }
 
-    /// The next change that has to be made of the record as it was last known.
+    /// The next change that has to be made. `record` is the record as last known: if it is
+    /// superseded already, a request to disown completes at once.
     pub(crate) fn start(&mut self, record: &Ownership) -> Option<Change> {
         if self.running.is_some() {
             return None;
@@ -56,7 +58,8 @@ impl Changes {
         None
     }
 
-    /// The change that was started is over; one that was not begun at all leaves everything as it was.
+    /// Ends the change that was started. Without `begun` it was not attempted, and the record is as
+    /// it was.
     pub(crate) fn finish(&mut self, result: Result<(), IoError>, begun: bool) {
         if begun {
             self.unsure = result.is_err();
@@ -64,22 +67,22 @@ impl Changes {
         self.ended.extend(self.running.take().map(|token| (token, result)));
     }
 
-    /// Whether the record may say something else than what is known of it.
+    /// Whether the record may differ from the one last known.
     pub(crate) fn is_unsure(&self) -> bool {
         self.unsure
     }
 
-    /// A change is being made.
+    /// Whether a change is being made.
     pub(crate) fn is_running(&self) -> bool {
         self.running.is_some()
     }
 
-    /// There are outcomes to fetch.
+    /// Whether there are outcomes to fetch.
     pub(crate) fn has_ended(&self) -> bool {
         !self.ended.is_empty()
     }
 
-    /// Nothing waits, and nobody has an outcome to fetch.
+    /// Whether no request waits, no change is being made, and no outcome is left to fetch.
     pub(crate) fn is_idle(&self) -> bool {
         self.running.is_none() && self.waiting.is_empty() && self.ended.is_empty()
     }

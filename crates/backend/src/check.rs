@@ -1,4 +1,4 @@
-//! A dry run: what stands in the way of serving an image, and what would be done. Changes nothing.
+//! A dry run of opening an image: what prevents it, and what it would do. Changes nothing.
 
 use crate::backend::OpenOptions;
 use crate::error::BackendError;
@@ -6,26 +6,26 @@ use crate::uri::BackendUri;
 use crate::{file, nbd, rbd};
 use serde::Serialize;
 
-/// How one item of a check came out; the order is the order of gravity.
+/// Outcome of one item of a check. The order of the variants is the order of severity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckStatus {
     /// As it should be.
     Ok,
-    /// Works, but somebody should know.
+    /// Works, but an operator should know about it.
     Warning,
-    /// Not looked at, because something before it failed or does not apply.
+    /// Not checked, because an item before it failed.
     Skipped,
-    /// Stands in the way.
+    /// Prevents the image from being opened.
     Failed,
 }
 
 /// One item of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CheckItem {
-    /// What was looked at.
+    /// Name of what was checked.
     pub name: &'static str,
-    /// How it came out.
+    /// Its outcome.
     pub status: CheckStatus,
     /// What was found; for a failure also what to do. One line.
     pub detail: String,
@@ -34,11 +34,11 @@ pub struct CheckItem {
 /// The outcome of [`check`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CheckReport {
-    /// What was checked.
+    /// URI of the image that was checked.
     pub uri: String,
-    /// Nothing stands in the way.
+    /// No item has failed.
     pub usable: bool,
-    /// One line for each thing that was looked at.
+    /// The items, in the order in which they were checked.
     pub items: Vec<CheckItem>,
     /// What an open would do now, step by step; empty when it would be refused.
     pub would: Vec<String>,
@@ -63,7 +63,8 @@ impl CheckReport {
         self.items.extend(names.iter().map(skipped));
     }
 
-    /// Notes the outcome of a step and passes on what it found.
+    /// Adds the outcome of a step to the report, and returns what the step found; `None` when it
+    /// failed.
     pub(crate) fn step<T>(
         &mut self,
         name: &'static str,
@@ -83,7 +84,7 @@ impl CheckReport {
         }
     }
 
-    /// Drops the plan of an open that would be refused.
+    /// Removes the plan if the open would be refused.
     fn finish(mut self) -> CheckReport {
         if !self.usable {
             self.would.clear();
@@ -92,7 +93,8 @@ impl CheckReport {
     }
 }
 
-/// Looks at everything that [`crate::open`] would look at, and tells what it would do. Blocks.
+/// Checks the image, its lock and its record as [`crate::open`] does, and says what an open would
+/// do. What the cache holds is not compared with the image and its redo. Blocks.
 pub fn check(uri: &BackendUri, options: &OpenOptions) -> CheckReport {
     let mut report = CheckReport::new(uri);
     match uri {

@@ -1,4 +1,5 @@
-//! Errors of opening and closing a backend, each one line: what failed, on what, what to do.
+//! Errors of opening and closing a backend. Each is one line that says what failed, on what, and
+//! what to do.
 
 use std::io;
 use tidepool_engine::api::IoError;
@@ -20,7 +21,7 @@ pub enum BackendError {
     Locked {
         /// Which image.
         what: String,
-        /// Who holds it and what to do.
+        /// Its holder, and what to do.
         holder: String,
     },
     /// Another cache owns the image: its newest data is there.
@@ -31,15 +32,17 @@ pub enum BackendError {
         /// Where the data is and what to do.
         owner: String,
     },
-    /// Another cache had the image last, and was not to be followed.
+    /// Another cache had the image last, and the open was not to take it in that case
+    /// ([`crate::OpenOptions::unless_elsewhere`]).
     #[error("{what}: another cache had it last, on host {host}")]
     Elsewhere {
         /// Which image.
         what: String,
-        /// Where it was served.
+        /// Host of the cache that had the image last.
         host: String,
     },
-    /// This cache is the owner's, but its host was restarted or its device has failed: the peer may have more than it.
+    /// This cache is the owner's, but this host was restarted or the cache device has failed: the
+    /// peer may have data that this cache lacks.
     #[error(
         "{what}: {} while host {peer_host} held the other copy, whose log may be newer; start tidepool there, or take the volume over there, or accept the loss",
         if *device_failed { "the cache device failed" } else { "this host was restarted" }
@@ -47,9 +50,9 @@ pub enum BackendError {
     PeerFirst {
         /// Which image.
         what: String,
-        /// Host of the other copy.
+        /// Host of the peer.
         peer_host: String,
-        /// Generation of the record that says so, see [`crate::OpenOptions::whole_as_of`].
+        /// Generation of the record, for [`crate::OpenOptions::whole_as_of`].
         generation: u64,
         /// The record says that this cache's device has failed.
         device_failed: bool,
@@ -59,10 +62,11 @@ pub enum BackendError {
     NotPeer {
         /// Which image.
         what: String,
-        /// What its record says, and what to do.
+        /// What the record says, and what to do.
         why: String,
     },
-    /// The cache holds data that is not drained, and draining it would undo what others have written.
+    /// The cache holds data that is not drained, and draining it would overwrite what other clients
+    /// have written.
     #[error(
         "{what}: what this cache has not drained must not be written over it: {why}; put the image back as it was; or save this side (tidepool cache export PATH --volume NAME --image URI --out FILE) beside the image itself, then give it up (tidepool volume remove NAME --give-up --accept-loss)"
     )]
@@ -72,7 +76,8 @@ pub enum BackendError {
         /// The evidence.
         why: String,
     },
-    /// Nothing tells whether the image is the one for which the cache holds data that is not drained.
+    /// It is not known whether the image is the one for which the cache holds data that is not
+    /// drained.
     #[error("{what}: {why}")]
     Unrecognised {
         /// Which image.
@@ -104,7 +109,7 @@ pub enum BackendError {
         /// What is missing and what to do.
         why: String,
     },
-    /// A newer version has written what belongs to the image.
+    /// A newer version of Tidepool has written the record or the redo of the image.
     #[error(
         "{what} has version {version}, and this tidepool knows versions up to {known}: use the tidepool that wrote it, or a newer one (nothing was changed)"
     )]
@@ -116,7 +121,7 @@ pub enum BackendError {
         /// The newest version that is known.
         known: u32,
     },
-    /// The ownership record makes no sense.
+    /// The ownership record is not valid.
     #[error("{what}: the ownership record {why}")]
     Record {
         /// Which record.
@@ -124,17 +129,17 @@ pub enum BackendError {
         /// What is wrong with it.
         why: String,
     },
-    /// A rollback was cut short.
+    /// A rollback of the image to a snapshot was cut short.
     #[error(
         "{what}: its rollback to snapshot {snapshot} was cut short, and it is neither that nor what it was: finish it with tidepool volume snap rollback NAME {snapshot} (or free it as it is with tidepool recover URI --accept-loss, then rbd object-map rebuild {what} and rbd snap rollback {what}@{snapshot})"
     )]
     HalfRolledBack {
         /// Which image.
         what: String,
-        /// Which snapshot.
+        /// Name of the snapshot.
         snapshot: String,
     },
-    /// The cache has lost something that it once had on stable media.
+    /// The cache has lost data that it once had on stable media.
     #[error(
         "{what}: the cache device has lost data: {why}; bring the image to its newest group with tidepool recover URI --accept-loss"
     )]
@@ -154,7 +159,7 @@ pub enum BackendError {
         /// Which frame of it.
         frame: u32,
     },
-    /// Another owner has taken the image over.
+    /// The cluster has blocklisted this client, or another owner has taken the image over.
     #[error(
         "{what}: fenced: the cluster has blocklisted this client, or another owner has taken over; see who owns it with `tidepool check URI`, and whom the cluster keeps away with `ceph osd blocklist ls`"
     )]
@@ -169,13 +174,13 @@ pub enum BackendError {
         what: String,
         /// What was tried.
         action: &'static str,
-        /// What came back.
+        /// The error that was returned.
         source: io::Error,
     },
 }
 
 impl BackendError {
-    /// What the one who waits for a transfer is told.
+    /// The error with which a transfer completes.
     pub(crate) fn errno(&self) -> IoError {
         match self {
             BackendError::Fenced { .. } => IoError::Fenced,

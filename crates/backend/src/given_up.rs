@@ -1,7 +1,9 @@
-//! What a cache has given up of an image that was out of reach: a note on this host, which explains the image should it come back.
+//! Notes on this host about cached data that was given up while its image was out of reach. A note
+//! explains the image if it comes back.
 //!
-//! The image's record goes on saying that its newest data is in the cache, where it is no more. Other caches are refused by the record
-//! alone; the cache itself, to which the image is new by then, by the note.
+//! The image's record still says that its newest data is in the cache, although the data is gone.
+//! Other caches are refused by the record alone. The cache itself, to which the image is new by
+//! then, is refused by the note.
 
 use crate::OpenOptions;
 use crate::error::BackendError;
@@ -17,7 +19,7 @@ use uuid::Uuid;
 /// Version of this format.
 const VERSION: u32 = 1;
 
-/// A note.
+/// A note: a cache has given up what it held of one image.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GivenUp {
     version: u32,
@@ -31,15 +33,16 @@ pub struct GivenUp {
     image: String,
     /// Bytes that were in the cache alone.
     bytes: u64,
-    /// Age of the oldest of them, in seconds.
+    /// Age of the oldest of these bytes, in seconds.
     seconds: f64,
-    /// When it was given up, in seconds since 1970.
+    /// When they were given up, in seconds since 1970.
     time_unix_s: u64,
 }
 
 impl GivenUp {
-    /// A note of this moment: what cache `cache_uuid` gives up of `volume`, whose image `image` it has as generation `generation`.
-    /// `bytes` are in the cache alone, the oldest of them for `seconds`.
+    /// A note with the present time: cache `cache_uuid` gives up what it holds of `volume`, whose
+    /// image `image` it has as generation `generation`. `bytes` are in the cache alone, the oldest
+    /// of them for `seconds`.
     pub fn new(
         cache_uuid: [u8; 16],
         generation: u64,
@@ -52,17 +55,18 @@ impl GivenUp {
         GivenUp { version: VERSION, cache_uuid, generation, volume, image, bytes, seconds, time_unix_s }
     }
 
-    /// Writes it where the ownership records of devices stand; `None` is `/var/lib/tidepool`. It is on stable media then. Blocks.
+    /// Writes the note to the directory of the ownership records of devices; `None` is
+    /// `/var/lib/tidepool`. When this returns, the note is on stable media. Blocks.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// The note cannot be written.
     pub fn write(&self, state_dir: Option<&Path>) -> Result<(), BackendError> {
         let dir = file::state_dir(state_dir);
         let path = dir.join(format!("{}{}.json", prefix(self.cache_uuid), Uuid::new_v4()));
         let mut json = serde_json::to_vec_pretty(self).expect("plain fields are serialisable");
         json.push(b'\n');
         let written = Sidecar::within(dir, "").replace(&path, &json);
-        // It is never replaced.
+        // A note is never replaced, so it needs no room for its next version.
         let _ = fs::remove_file(path.with_extension("json.new"));
         written.map_err(|e| match e.kind() {
             io::ErrorKind::PermissionDenied => BackendError::Denied {
@@ -74,7 +78,7 @@ impl GivenUp {
         })
     }
 
-    /// The record is the one that this cache had left.
+    /// Whether the record is of the ownership whose data the note's cache has given up.
     fn is_of(&self, record: &Ownership) -> bool {
         let generation = record.generation == self.generation || record.base == Some(self.generation);
         record.cache_uuid == self.cache_uuid && record.state != OwnerState::Clean && generation
@@ -85,7 +89,7 @@ fn prefix(cache_uuid: Uuid) -> String {
     format!("given-up-{cache_uuid}-")
 }
 
-/// Notes of a record's cache that are about the record's image.
+/// The notes of the record's cache about the record's image.
 fn of_record(record: &Ownership, state_dir: Option<&Path>) -> Result<Vec<(PathBuf, GivenUp)>, BackendError> {
     let mut found = Vec::new();
     for path in file::files(file::state_dir(state_dir), "list the notes of what was given up")? {
@@ -104,7 +108,7 @@ fn of_record(record: &Ownership, state_dir: Option<&Path>) -> Result<Vec<(PathBu
     Ok(found)
 }
 
-/// Refuses an image of which this cache has given up the newest data.
+/// Refuses an image whose newest data this cache has given up.
 pub(crate) fn check(what: &str, record: &Ownership, options: &OpenOptions) -> Result<(), BackendError> {
     let is_new = options.generation.unwrap_or(0) == 0 && !options.recover;
     if !is_new || !record.is_by(options.cache_uuid) || record.state == OwnerState::Clean {
@@ -120,7 +124,7 @@ pub(crate) fn check(what: &str, record: &Ownership, options: &OpenOptions) -> Re
     Err(BackendError::Unrecognised { what: what.into(), why })
 }
 
-/// Takes the notes about an image away that is free now; `record` is as it was before.
+/// Removes the notes about an image that is free now; `record` is its record before that.
 pub(crate) fn forget(record: &Ownership, state_dir: Option<&Path>) {
     let forgotten = of_record(record, state_dir).and_then(|notes| {
         notes.into_iter().try_for_each(|(path, _)| {
@@ -150,7 +154,7 @@ mod tests {
         GivenUp::new(uuid, 4, ("vm1", "rbd:p/i"), (4096, 12.0)).write(Some(dir.path())).expect("written");
         let told = check("img", &record, &as_new).expect_err("it was given up").to_string();
         assert!(told.contains("4096 bytes") && told.contains("vm1") && told.contains("recover"), "{told}");
-        // An attempt to open it that was cut short has made it the next generation.
+        // Attempts to open it that were cut short have raised the generation.
         let cut = Ownership { generation: 6, base: Some(4), ..record.clone() };
         assert!(check("img", &cut, &as_new).is_err());
         for other in [

@@ -1,4 +1,4 @@
-//! Which image a URI means, whatever it is called there.
+//! The identity of an image: which image a URI means, whatever path or name the URI uses.
 
 use crate::BackendUri;
 use rustix::fs::FileType;
@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tidepool_nbd::{NbdUri, Transport};
 
-/// An image's identity: URIs with the same one mean the same image.
+/// An image's identity: URIs with equal identities mean the same image.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity(Kind);
 
@@ -19,7 +19,7 @@ enum Kind {
     Device {
         number: u64,
     },
-    /// Nothing can be said about what is there, so it is told by its name.
+    /// The file cannot be examined, so its path identifies it.
     Path(PathBuf),
     Rbd {
         pool: String,
@@ -27,14 +27,15 @@ enum Kind {
         image: String,
         snapshot: Option<String>,
     },
-    /// As [`export`] spells it.
+    /// The export, in the spelling of [`export`].
     Nbd(NbdUri),
 }
 
-/// The identity of the image that `uri` means now. Links, names of device nodes and options of the URI make
-/// no difference. A configuration file and a user do not tell one cluster from another, so images of the same name in
-/// two clusters count as one. An export of an NBD server is told by where the server is and by its name there. Blocks, as
-/// long as the file system of a `file:` or of a socket does not answer.
+/// The identity of the image that `uri` means now. Links, names of device nodes and options of the
+/// URI make no difference. The configuration file and the user in an `rbd:` URI are ignored, so
+/// images of the same name in two clusters count as one. An export of an NBD server is identified
+/// by the server's address and the export's name. Blocks while the file system of a `file:` path or
+/// of a socket does not answer.
 pub fn identity(uri: &BackendUri) -> Identity {
     Identity(match uri {
         BackendUri::File { path, .. } => of_file(path),
@@ -46,7 +47,8 @@ pub fn identity(uri: &BackendUri) -> Identity {
     })
 }
 
-/// The one spelling of an export's URI: the socket's path without links, the host's name in small letters.
+/// The one spelling of an export's URI: the socket's path without links, the host's name in lower
+/// case.
 pub(crate) fn export(uri: &NbdUri) -> NbdUri {
     let transport = match &uri.transport {
         Transport::Unix { socket } => {
@@ -66,7 +68,7 @@ fn of_file(path: &Path) -> Kind {
     Kind::File { device: stat.st_dev, inode: stat.st_ino }
 }
 
-/// The path of a file that is not there, with the links on the way to it resolved.
+/// The absolute path of a file that cannot be examined, with the links in its directory resolved.
 fn resolved(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return path };
@@ -98,7 +100,8 @@ mod tests {
             at(&socket, "a")
         );
         assert_ne!(at(&socket, "a"), at(&socket, "b"));
-        // A server that does not run has no socket; the way to it is known all the same.
+        // A server that does not run has no socket; the path to the socket is resolved all the
+        // same.
         let away = at(&dir.join("away"), "a");
         let through = dir.join("through");
         std::os::unix::fs::symlink(&dir, &through).expect("a link");

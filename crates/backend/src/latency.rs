@@ -1,31 +1,40 @@
 //! The latency of a replicated pool, emulated.
 //!
-//! A pool is a number of devices, each of which serves a bounded number of operations at a time in the
-//! order of their arrival. An operation on an object (4 MiB of the image) goes over the network to
-//! the device that the object's number hashes to, as CRUSH would place it; a write goes on from there
-//! to the other copies and is acknowledged when the slowest has it. The time of service is drawn from a
-//! lognormal distribution, which has the long tail that real pools have, plus the time that the bytes
-//! take on the device and on the client's link. An operation that continues where the device's last
-//! one ended needs no seek.
+//! A pool is a number of devices. Each device serves a bounded number of operations at a time, in
+//! the order of their arrival. An operation on an object (4 MiB of the image) goes over the network
+//! to the device that the object's number hashes to, as CRUSH would place it. A write goes on from
+//! there to the other copies and is acknowledged when the slowest copy has it. The service time is
+//! drawn from a lognormal distribution, which has the long tail of real pools. Added to it is the
+//! time that the bytes take on the device and on the client's link. An operation that continues
+//! where the device's last operation ended needs no seek.
 //!
-//! Parameters, and why:
+//! Parameters:
 //!
 //! | | HDD class | SSD class |
 //! |---|---|---|
-//! | devices | 12 (three hosts with four disks) | 12 |
+//! | devices | 12 | 12 |
 //! | copies | 3 | 3 |
-//! | network, there and back | 0.2 ms: 10 GbE with Ceph's messenger | 0.2 ms |
-//! | read, median (spread σ) | 9 ms (0.35): a seek and half a turn at 7,200 rpm, and the queue of the OSD | 0.3 ms (0.30): the OSD's CPU path and a read |
-//! | write, median (spread σ) | 7 ms (0.45) on each copy: the WAL on the same disk, no SSD for it | 0.35 ms (0.35) on each copy |
-//! | later work of a write | 4 ms of the device: the deferred write in place | none |
-//! | at a time per device | 1 | 4 |
+//! | network, round trip | 0.2 ms | 0.2 ms |
+//! | read, median (spread σ) | 9 ms (0.35) | 0.3 ms (0.30) |
+//! | write on each copy, median (spread σ) | 7 ms (0.45) | 0.35 ms (0.35) |
+//! | later work of a write | 4 ms of the device | none |
+//! | operations at a time per device | 1 | 4 |
 //! | bandwidth of a device | 150 MB/s | 500 MB/s |
 //! | bandwidth of the link | 1.1 GB/s | 1.1 GB/s |
 //!
-//! At queue depth 1 a 4 KiB read then takes about 9.8 ms (HDD) or 0.5 ms (SSD) on average, and a write about
-//! 11 ms or 1 ms: what users of such pools report. A flush waits for earlier writes and costs one trip
-//! over no device: a pool's write is durable when it is acknowledged. The numbers are an emulation: they
-//! compare ways to use a pool with each other, and are no measurement of one.
+//! Why these values:
+//!
+//! - HDD devices: three hosts with four disks.
+//! - Network: 10 GbE with Ceph's messenger.
+//! - Read: HDD, a seek and half a turn at 7,200 rpm, and the queue of the OSD; SSD, the OSD's CPU
+//!   path and a read.
+//! - HDD write: the WAL is on the same disk, there is no SSD for it. Its later work is the deferred
+//!   write in place.
+//!
+//! At queue depth 1 a 4 KiB read then takes about 9.8 ms (HDD) or 0.5 ms (SSD) on average, and a
+//! write about 11 ms or 1 ms, as users of such pools report. A flush waits for the earlier writes
+//! and takes no further time: a pool's write is durable when it is acknowledged. The numbers are an
+//! emulation: they compare ways to use a pool with each other, and are no measurement of a pool.
 
 use crate::uri::Emulation;
 
@@ -83,29 +92,29 @@ const SSD: Pool = Pool {
     link_bytes_per_ns: 1.1,
 };
 
-/// What an operation does to the pool.
+/// Kind of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Read,
     Write,
-    /// Changes metadata only: as a write without bytes.
+    /// Changes metadata only: takes as long as a write of 0 bytes.
     Trim,
     Flush,
 }
 
-/// One device: when each of its lanes is free, and where its last operation ended.
+/// One device: when each of its lanes is free, and the offset at which its last operation ended.
 #[derive(Debug, Clone, Copy)]
 struct Device {
     free_ns: [u64; LANES_MAX],
     last_end: u64,
 }
 
-/// A pool with its queues; the same seed and calls give the same times.
+/// A pool with its queues. Equal seeds and equal calls give equal times.
 pub(crate) struct Model {
     pool: Pool,
     devices: [Device; DEVICES_MAX],
     link_free_ns: u64,
-    /// When the last of the writes so far is acknowledged.
+    /// When the last of the writes so far is acknowledged, in nanoseconds.
     writes_done_ns: u64,
     random: u64,
 }
@@ -126,7 +135,7 @@ impl Model {
         }
     }
 
-    /// When an operation that is submitted at `now_ns` is acknowledged.
+    /// When an operation that is submitted at `now_ns` is acknowledged, in nanoseconds.
     pub(crate) fn done_ns(&mut self, now_ns: u64, kind: Kind, offset: u64, len: u64) -> u64 {
         let half_network_ns = (self.pool.network_ns / 2.0) as u64;
         if kind == Kind::Flush {
@@ -134,7 +143,7 @@ impl Model {
         }
         let bytes = if kind == Kind::Trim { 0 } else { len };
         let link_ns = (bytes as f64 / self.pool.link_bytes_per_ns) as u64;
-        // The link carries one transfer after the other.
+        // The link carries one transfer at a time.
         self.link_free_ns = self.link_free_ns.max(now_ns) + link_ns;
         let arrival_ns = self.link_free_ns + half_network_ns;
         let primary = self.place(offset / OBJECT_BYTES);
@@ -144,7 +153,8 @@ impl Model {
         }
         let mut done_ns = self.serve(primary, arrival_ns, kind, offset, bytes);
         for copy in 1..self.pool.copies {
-            // Neighbours in a ring of hosts: the copies of an object are on different devices.
+            // Equal distances in the ring of devices: the copies of an object are on different
+            // devices, and on different hosts if three hosts have four devices each.
             let device = (primary + copy * (self.pool.devices / self.pool.copies)) % self.pool.devices;
             let copy_ns = self.serve(device, arrival_ns + half_network_ns, kind, offset, bytes);
             done_ns = done_ns.max(copy_ns + half_network_ns);
@@ -157,7 +167,7 @@ impl Model {
         (mix(object) % self.pool.devices as u64) as usize
     }
 
-    /// Occupies a lane of a device and returns when the operation is done there.
+    /// Occupies a lane of a device; returns when the operation is done there, in nanoseconds.
     fn serve(&mut self, device: usize, arrival_ns: u64, kind: Kind, offset: u64, bytes: u64) -> u64 {
         let (median_ns, sigma, later_ns) = match kind {
             Kind::Read => (self.pool.read_ns, self.pool.read_sigma, 0.0),
@@ -175,7 +185,8 @@ impl Model {
         done_ns
     }
 
-    /// A normally distributed number: the sum of twelve uniform ones has variance one, and reaches ±6.
+    /// A normally distributed number: the sum of twelve uniform numbers has variance 1; minus 6 it
+    /// lies within ±6.
     fn normal(&mut self) -> f64 {
         let sum: f64 = (0..12).map(|_| self.uniform()).sum();
         sum - 6.0
@@ -199,7 +210,8 @@ fn mix(mut z: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Mean latency in milliseconds of random 4 KiB operations at a queue depth, and operations per second.
+    /// Runs random 4 KiB operations at a queue depth. Returns the mean latency in milliseconds, and
+    /// the operations per second.
     fn run(emulation: Emulation, kind: Kind, depth: usize) -> (f64, f64) {
         let mut model = Model::new(emulation);
         let mut next = 1u64;

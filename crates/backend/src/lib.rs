@@ -1,9 +1,9 @@
-//! Backends: where a volume's data lives in the long run. A file or block device, a RADOS block
-//! device image (librbd is loaded at run time), an export of an NBD server, and a file with the latency of a
-//! replicated pool.
+//! Backends: the storage where a volume's data is kept in the long run. A file or block device, a
+//! RADOS block device image (librbd is loaded at run time), an export of an NBD server, and a file
+//! with the latency of a replicated pool.
 //!
-//! [`open`] takes a [`BackendUri`], checks who owns the image, locks it, and returns a [`Backend`]
-//! that executes [`Transfer`]s without blocking its caller.
+//! [`open`] takes a [`BackendUri`], checks the ownership of the image, locks it, and returns a
+//! [`Backend`] that executes [`Transfer`]s without blocking its caller.
 
 mod backend;
 mod changes;

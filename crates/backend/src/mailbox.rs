@@ -1,15 +1,16 @@
-//! Completions on their way from any thread to the reactor: a bounded lock-free queue and an eventfd.
+//! Completions on their way from any thread to the reactor: a bounded lock-free queue and an
+//! eventfd.
 
 use crossbeam_queue::ArrayQueue;
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A queue whose eventfd is readable while something waits in it.
+/// A queue whose eventfd is readable while letters wait in the queue.
 pub(crate) struct Mailbox<T> {
     queue: ArrayQueue<T>,
     event: OwnedFd,
-    /// The eventfd has been written and not yet drained: further posts need no system call.
+    /// The eventfd has been written and not reset yet: further posts need no system call.
     signalled: AtomicBool,
 }
 
@@ -23,7 +24,7 @@ impl<T> Mailbox<T> {
         })
     }
 
-    /// Puts a letter in; `false` when there is no room, which the sender's own bound rules out.
+    /// Adds a letter; `false` when the queue is full, which the sender's own bound rules out.
     pub(crate) fn post(&self, letter: T) -> bool {
         let posted = self.queue.push(letter).is_ok();
         self.wake();
@@ -32,14 +33,14 @@ impl<T> Mailbox<T> {
 
     /// Makes the eventfd readable.
     pub(crate) fn wake(&self) {
-        // The queue's push comes before this swap and the reader's swap before its pops: either the
-        // reader sees the letter, or this thread sees `false` and wakes it.
+        // The push comes before this swap, and the reader's swap comes before its pops. So either
+        // the reader sees the letter, or this thread sees `false` and signals the eventfd.
         if !self.signalled.swap(true, Ordering::AcqRel) {
             signal(&self.event);
         }
     }
 
-    /// Takes everything out and resets the eventfd.
+    /// Resets the eventfd and takes all letters out.
     pub(crate) fn drain(&self, mut take: impl FnMut(T)) {
         reset(&self.event);
         self.signalled.swap(false, Ordering::AcqRel);
@@ -59,12 +60,13 @@ pub(crate) fn new_eventfd() -> rustix::io::Result<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
 }
 
-/// Makes an eventfd readable. The only possible failure is a counter at its maximum, which is readable.
+/// Makes an eventfd readable. The only possible failure is a counter at its maximum, which is
+/// readable.
 pub(crate) fn signal(event: &OwnedFd) {
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
-/// Makes an eventfd or timerfd unreadable; that it was so already is no error.
+/// Makes an eventfd or timerfd unreadable. It is no error if the descriptor was unreadable before.
 pub(crate) fn reset(event: &OwnedFd) {
     let _ = rustix::io::read(event, &mut [0u8; 8]);
 }

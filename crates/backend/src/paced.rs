@@ -1,12 +1,12 @@
-//! A backend slowed down: by the latency of an emulated pool, or stopped altogether by a gate.
+//! A backend slowed down by the latency of an emulated pool, or stopped by a gate.
 //!
-//! Operations run on the inner backend at once; their outcome is held back until the model says that
-//! the pool would have answered. A gate is a file: while it exists nothing is handed to the inner backend
-//! and nothing is reported, as if the backend were stopped; when it is gone everything goes on. Gates
-//! are for tests.
+//! Operations run on the inner backend at once. Their outcomes are held back until the model says
+//! that the pool would have answered. A gate is a file: while it exists, nothing is handed to the
+//! inner backend and nothing is reported, as if the backend were stopped. When the file is gone,
+//! everything goes on. Gates are for tests.
 //!
-//! One epoll descriptor gathers the inner backend's completions and a timer, so that the driver of
-//! this waits without a busy loop and without a thread.
+//! One epoll descriptor covers the inner backend's completions and a timer, so that the caller can
+//! wait without a busy loop and without a thread.
 
 use crate::backend::{Backend, INFLIGHT_MAX, Release, Transfer};
 use crate::error::BackendError;
@@ -22,11 +22,11 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use tidepool_engine::api::IoError;
 
-/// Where an emulated pool has the redo: beyond any image.
+/// Offset of the redo in an emulated pool: beyond any image.
 const REDO_OFFSET: u64 = 1 << 60;
-/// How often a closed gate is looked at.
+/// Interval at which a closed gate is checked, in nanoseconds.
 const GATE_POLL_NS: u64 = 3_000_000;
-/// The slot of a change of the record, which is no transfer.
+/// Slot of a change of the ownership record, which is no transfer.
 const PEER_SLOT: u16 = INFLIGHT_MAX as u16;
 
 /// An operation between submission and report.
@@ -34,16 +34,16 @@ const PEER_SLOT: u16 = INFLIGHT_MAX as u16;
 struct Slot {
     token: u64,
     due_ns: u64,
-    /// Set once the inner backend is done.
+    /// The outcome; set when the inner backend has completed the operation.
     result: Result<(), IoError>,
 }
 
-/// The change of the record that is under way.
+/// The change of the ownership record that is under way.
 enum Naming {
     Idle,
-    /// Asked for while the gate was closed.
+    /// Requested while the gate was closed.
     Waiting(u64, Option<Peer>),
-    /// In [`PEER_SLOT`].
+    /// Handed to the inner backend, in [`PEER_SLOT`].
     Started,
 }
 
@@ -54,25 +54,26 @@ struct Paced {
     clock: Clock,
     slots: Box<[Slot]>,
     free: Vec<u16>,
-    /// Submitted while the gate was closed.
+    /// Transfers that wait for the gate to open.
     waiting: VecDeque<(u64, Transfer)>,
     naming: Naming,
-    /// Done inside and waiting for their time: when, and which slot.
+    /// Operations that the inner backend has completed and that are not reported yet: due time in
+    /// nanoseconds, and slot.
     held: BinaryHeap<Reverse<(u64, u16)>>,
 }
 
-// SAFETY: the pointers in waiting transfers name memory that the submitter keeps valid whichever thread
-// goes on with them, as the contract of `Backend::submit` says.
+// SAFETY: the pointers in waiting transfers name memory that the submitter keeps valid whichever
+// thread continues them, as the contract of `Backend::submit` says.
 unsafe impl Send for Paced {}
 
-/// What gathers an inner backend's completions and a timer.
+/// An epoll descriptor over an inner backend's event descriptor and a timer.
 pub(crate) struct Clock {
     epoll: OwnedFd,
     timer: OwnedFd,
 }
 
 impl Clock {
-    /// For the backend whose completions `inner_event` tells of.
+    /// A clock for the backend whose event descriptor is `inner_event`.
     ///
     /// # Safety
     /// `inner_event` is an open descriptor.
@@ -82,7 +83,8 @@ impl Clock {
             TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
         )?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        // SAFETY: the caller's promise; the kernel forgets the descriptor by itself when it is closed.
+        // SAFETY: the caller promises an open descriptor; the kernel removes it from the epoll set
+        // when it is closed.
         let inner_event = unsafe { BorrowedFd::borrow_raw(inner_event) };
         epoll::add(&epoll, inner_event, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &timer, epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
@@ -90,7 +92,8 @@ impl Clock {
     }
 }
 
-/// Puts a pace on a backend; `clock` is the one for its event descriptor.
+/// Adds the latency of a pool, or a gate, to a backend. `clock` was made for the backend's event
+/// descriptor.
 pub(crate) fn wrap(
     inner: Box<dyn Backend>,
     clock: Clock,
@@ -117,7 +120,7 @@ fn now_ns() -> u64 {
 }
 
 impl Paced {
-    /// Something was asked for while the gate was closed.
+    /// Whether a request waits for the gate to open.
     fn is_waiting(&self) -> bool {
         !self.waiting.is_empty() || matches!(self.naming, Naming::Waiting(..))
     }
@@ -143,7 +146,7 @@ impl Paced {
             Transfer::Flush | Transfer::Disown | Transfer::Snapshot { .. } | Transfer::Resize { .. } => {
                 (Kind::Flush, 0, 0)
             }
-            // Beside the image, one behind the other.
+            // The redo is beside the image, one frame behind the other.
             Transfer::RedoWrite { frame, len, .. } => {
                 (Kind::Write, REDO_OFFSET + u64::from(frame) * len as u64, len as u64)
             }
@@ -158,7 +161,7 @@ impl Paced {
         unsafe { self.inner.submit(u64::from(index), transfer) }
     }
 
-    /// Hands a change of the record to the inner backend.
+    /// Hands a change of the ownership record to the inner backend.
     fn name(&mut self, token: u64, peer: Option<Peer>) {
         let done_ns = |model: &mut Model| model.done_ns(now_ns(), Kind::Write, REDO_OFFSET / 2, 4096);
         let due_ns = self.model.as_mut().map_or(0, done_ns);
@@ -167,12 +170,13 @@ impl Paced {
         self.inner.set_peer(u64::from(PEER_SLOT), peer);
     }
 
-    /// Wakes the driver at the time of the next report, if any.
+    /// Sets the timer to the time of the next report, or of the next look at the gate, if there is
+    /// any.
     fn arm(&self, gate_closed: bool, now_ns: u64) {
         let busy = !self.is_idle();
         let at_ns = match (gate_closed && busy, self.held.peek()) {
             (true, _) => now_ns + GATE_POLL_NS,
-            // The gate has opened: what waited behind it is next.
+            // The gate has opened: the requests that waited for it are next.
             (false, _) if self.is_waiting() => now_ns.max(1),
             (false, Some(Reverse((due_ns, _)))) => (*due_ns).max(1),
             (false, None) => 0,

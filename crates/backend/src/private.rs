@@ -1,4 +1,4 @@
-//! Files of the daemon's own: nobody else reads them, and nobody else chooses where they are.
+//! Files of the daemon's own: no other user can read them, or choose which file is written.
 
 use rustix::fs::{FileType, Mode, OFlags, fchmod, fstat, open};
 use rustix::io::Errno;
@@ -8,23 +8,24 @@ use std::path::Path;
 
 const MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// Opens a file for writing, which nobody but this user reads or writes; it is made if it is missing, and keeps what it has otherwise. A
-/// link, or another user's file, that stands in its place is removed; it is not followed.
+/// Opens a file for writing that no other user can read or write. A missing file is created; an
+/// existing one keeps its content. A link, a special file, a file with further names, or another
+/// user's file in its place is removed; a link is not followed.
 ///
 /// # Errors
-/// It cannot be made or opened.
+/// The file cannot be created or opened.
 pub fn open_private(path: &Path) -> io::Result<File> {
     let access = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let make = || open(path, access | OFlags::CREATE | OFlags::EXCL, MODE);
     let made = match make() {
         Err(Errno::EXIST) => match open(path, access, Mode::empty()) {
             Ok(found) if is_own(&found)? => {
-                // An earlier release may have made it for others to read.
+                // An earlier release may have made it readable for others.
                 fchmod(&found, MODE)?;
                 return Ok(found.into());
             }
             Ok(_) | Err(Errno::LOOP | Errno::NXIO | Errno::ACCESS | Errno::NOENT) => {
-                // It may be gone by itself.
+                // It may be gone already.
                 let _ = std::fs::remove_file(path);
                 make()
             }
@@ -35,7 +36,7 @@ pub fn open_private(path: &Path) -> io::Result<File> {
     Ok(made?.into())
 }
 
-/// It is a file of this user's, and has this name only.
+/// Whether it is a regular file of this user that has no other name.
 fn is_own(file: &impl std::os::fd::AsFd) -> io::Result<bool> {
     let stat = fstat(file)?;
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;

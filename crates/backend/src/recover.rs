@@ -1,4 +1,5 @@
-//! What is left of a volume whose cache is lost, and how the image becomes it.
+//! Recovery of a volume whose cache is lost: what is left of it, and how the image is brought to
+//! its newest cut.
 
 use crate::backend::{Backend, OpenOptions, Release, Transfer, abandon, open};
 use crate::error::BackendError;
@@ -12,31 +13,34 @@ use tidepool_engine::api::{BLOCK_BYTES, IoError};
 use tidepool_engine::mem::AlignedBuf;
 use tidepool_engine::redo::{Change, FRAME_BYTES_MAX};
 
-/// How long a dead owner is waited for: Ceph forgets a client that is silent after 30 s.
+/// Longest wait for a dead owner: Ceph forgets a client that has been silent for 30 s.
 const OWNER_WAIT: Duration = Duration::from_secs(45);
 
-/// What [`recover`] found, and did unless it was only to look.
+/// What [`recover`] found, and did unless `look_only` was set.
 #[derive(Debug, Clone, Serialize)]
 pub struct Recovered {
-    /// The ownership that was given up; none if the image held everything.
+    /// The ownership that was given up, or with `look_only` would be; `None` if the image held
+    /// everything.
     pub given_up: Option<Ownership>,
-    /// The image with its redo is one exact cut of the volume. If not, its drain was unordered, or had not begun to be
-    /// grouped: the image is no state that the volume ever had.
+    /// The image with its redo is one exact cut of the volume. If not, the owner has no redo (the
+    /// drain was unordered, or had not begun to be grouped), other clients have written, or a
+    /// rollback was cut short. Then the image is no state that the volume ever had.
     pub exact: bool,
     /// Groups of the redo.
     pub groups: usize,
     /// Bytes of data and zeroes in them.
     pub bytes: u64,
-    /// What is lost; unknown without groups.
+    /// What is lost; `None` if the image held everything, or if the owner has no redo that can be
+    /// used: then the loss is not known.
     pub loss: Option<Loss>,
 }
 
-/// Brings an image whose cache is lost to the end of its newest group, and frees it. For caches that are lost for good;
-/// the owner must not be running, and is fenced. With `look_only` nothing is changed. A run that is cut short can be
-/// repeated. Blocks.
+/// Brings an image whose cache is lost to the end of its newest group, and frees it. For caches
+/// that are lost for good: the owner must not be running, and is fenced. With `look_only` nothing
+/// is changed. A run that was cut short can be repeated. Blocks.
 ///
 /// # Errors
-/// When the owner is still there, the redo is damaged, and as for [`open`].
+/// The owner is still running, the redo is damaged, and as for [`open`].
 pub fn recover(
     uri: &BackendUri,
     state_dir: Option<&Path>,
@@ -67,13 +71,14 @@ pub fn recover(
             state_dir: state_dir.map(Path::to_owned),
             ..OpenOptions::default()
         };
-        // An owner that is silent may still commit and trim: only what is found with the owner fenced counts.
+        // An owner that is silent may still commit and trim: only what is found after it was fenced
+        // counts.
         match open(uri, options) {
             Ok(opened) => {
                 backend = Some(opened.backend);
                 found = find()?;
             }
-            // What is left of it must not go over what others have written.
+            // The rest of the redo must not overwrite what other clients have written.
             Err(BackendError::Overwritten { .. }) => (found, recovered.exact) = (None, false),
             Err(error) => return Err(error),
         }
@@ -93,17 +98,17 @@ pub fn recover(
     Ok(recovered)
 }
 
-/// How far the owner of an image was when it last said so beside the image; `None` where nobody owns it, or its drain is not
-/// grouped. Blocks.
+/// How far the owner of an image was according to its redo and its last note; `None` if the image
+/// has no owner, or its drain is not grouped. Blocks.
 ///
 /// # Errors
-/// When the image cannot be found, or what is beside it cannot be read.
+/// The image cannot be found, or the record or redo beside it cannot be read.
 pub fn progress(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Option<Progress>, BackendError> {
     let (what, record, shelf) = look(uri, state_dir)?;
     record.map_or(Ok(None), |record| redo::progress(&what, &*shelf, &record))
 }
 
-/// Waits until the cluster has forgotten an owner that has died without a word.
+/// Waits until the cluster has forgotten an owner that has died without closing the image.
 fn wait_for_owner(uri: &BackendUri) -> Result<(), BackendError> {
     let BackendUri::Rbd { .. } = uri else { return Ok(()) };
     let start = Instant::now();
@@ -129,8 +134,9 @@ pub(crate) fn look(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Remains
     }
 }
 
-/// Refuses a redo with frames of a newer version, while the image and its record are as they were. Whether they are whole is
-/// decided when the owner is fenced: one that is not dead trims them.
+/// Refuses a redo with frames of a newer version, before the image or its record is changed.
+/// Whether the frames are complete is decided after the owner is fenced: an owner that is alive
+/// trims them.
 fn check_frames(what: &str, shelf: &dyn Shelf, found: &Found) -> Result<(), BackendError> {
     match redo::replay(what, shelf, &found.header, &mut |_| Ok(())) {
         Err(newer @ BackendError::Newer { .. }) => Err(newer),
@@ -138,7 +144,7 @@ fn check_frames(what: &str, shelf: &dyn Shelf, found: &Found) -> Result<(), Back
     }
 }
 
-/// Bytes that the redo changes. Every frame of it is verified here, before the first one is applied.
+/// Bytes that the redo changes. This verifies every frame before the first one is applied.
 fn count(what: &str, shelf: &dyn Shelf, found: &Found) -> Result<u64, BackendError> {
     let mut blocks = 0;
     redo::replay(what, shelf, &found.header, &mut |changes| {
@@ -154,7 +160,8 @@ fn count(what: &str, shelf: &dyn Shelf, found: &Found) -> Result<u64, BackendErr
     Ok(blocks * BLOCK_BYTES as u64)
 }
 
-/// Brings the redo into the image. The image stays owned as it was: only then is the redo removed.
+/// Writes the redo into the image. The image stays owned as it was: the redo is removed only after
+/// that.
 fn apply(
     what: &str,
     shelf: &dyn Shelf,

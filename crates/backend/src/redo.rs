@@ -1,8 +1,11 @@
-//! The redo beside an image: groups of changes that are committed and not all in the image yet.
+//! The redo beside an image: groups of changes that are committed and may not all be in the image
+//! yet.
 //!
-//! A group's frames are written first, then the header changes in one atomic step, from exactly what this owner has seen
-//! last, and names the group. A process that finds image, header and frames without the cache brings the image to the end of
-//! the newest group ([`recover`](fn@crate::recover)). A released image has none of it.
+//! A group's frames are written first. Then the header changes in one atomic step and names the
+//! group; the step fails if the header is not the one that this owner has seen last. (For files the
+//! image's lock ensures that.) A process that finds the image, the header and the frames without
+//! the cache brings the image to the end of the newest group ([`recover`](fn@crate::recover)). An
+//! image that is released clean has no redo.
 
 use crate::backend::{INFLIGHT_MAX, Transfer};
 use crate::error::BackendError;
@@ -19,16 +22,17 @@ use tidepool_engine::format::FORMAT_VERSION;
 use tidepool_engine::redo::{Change, FRAME_BYTES_MAX, FrameName, decode, newer_version};
 use uuid::Uuid;
 
-/// Version of header and note; all up to it are read (docs/format.md, Versions).
+/// Version of header and note. Every version up to it is read (docs/format.md, Versions).
 pub(crate) const VERSION: u32 = 1;
 
-/// Longest header or note in bytes; anything longer is not ours.
+/// Longest header or note in bytes.
 pub(crate) const DOCUMENT_BYTES_MAX: usize = 1 << 20;
-/// Place of a frame in what holds its group, in bytes.
+/// Distance between frames in the file or object that holds them, in bytes.
 pub(crate) const FRAME_STRIDE: u64 = FRAME_BYTES_MAX as u64;
-/// Generations that may have died before their first commit and are looked for.
+/// Most later generations whose first group is looked for: an owner may have died before its first
+/// commit.
 const GENERATIONS_MAX: u64 = 64;
-/// Frames of one group that are written at once.
+/// Threads that write the redo of one image: so many frames of a group are written at once.
 const WRITERS: usize = 4;
 
 /// One committed group.
@@ -38,56 +42,61 @@ pub(crate) struct Group {
     pub(crate) frames: u32,
 }
 
-/// What of the redo counts.
+/// The header of a redo: which groups it consists of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Header {
     version: u32,
-    /// Generation of the owner that wrote it.
+    /// Generation of the owner that wrote the header.
     pub(crate) generation: u64,
     pub(crate) cache_uuid: Uuid,
     /// Committed groups that may not be in the image, oldest first.
     pub(crate) groups: Vec<Group>,
-    /// Number of the group that may have been begun behind them.
+    /// Number of the next group, which may have been begun.
     pub(crate) next: u64,
     /// Sequence of the last record in the newest group.
     pub(crate) sequence: u64,
-    /// When that group ended, in milliseconds since 1970: nothing later is in it, everything acknowledged before is.
+    /// When that group ended, in milliseconds since 1970. The group contains nothing later, and
+    /// everything that was acknowledged before.
     pub(crate) cut_unix_ms: u64,
 }
 
-/// How far the owner was.
+/// The note: how far the owner was.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Note {
     version: u32,
     pub(crate) generation: u64,
     pub(crate) sequence: u64,
-    /// What of it was on the cache's stable media.
+    /// Newest sequence on the cache's stable media.
     #[serde(default)]
     pub(crate) durable: u64,
-    /// Bytes that were in no committed group, and the most that the owner lets them become.
+    /// Bytes that were in no committed group. `bytes_max` is the most that the owner lets them
+    /// become.
     pub(crate) bytes: u64,
     pub(crate) bytes_max: u64,
     pub(crate) time_unix_ms: u64,
 }
 
-/// Where the redo of one image is kept. Everything here blocks.
+/// Where the redo of one image is kept. Every method blocks.
 pub(crate) trait Shelf: Send + Sync {
     /// Writes a frame. It is durable after [`Shelf::sync_group`].
     fn put_frame(&self, generation: u64, group: u64, frame: u32, bytes: &[u8]) -> io::Result<()>;
 
-    /// The frames that were written of a group are durable.
+    /// Makes the written frames of a group durable.
     fn sync_group(&self, generation: u64, group: u64) -> io::Result<()>;
 
-    /// A frame, perhaps with more behind it; `None` when there is none.
+    /// A frame, perhaps with further bytes behind it; `None` when the file or object that holds it
+    /// does not exist.
     fn frame(&self, generation: u64, group: u64, frame: u32) -> io::Result<Option<Vec<u8>>>;
 
-    /// Removes a group's frames, whose number is not known of one that was only begun; that there are none is no error.
+    /// Removes a group's frames. `frames` is `None` for a group that was only begun, whose number
+    /// of frames is not known. It is no error if there are none.
     fn remove_group(&self, generation: u64, group: u64, frames: Option<u32>) -> io::Result<()>;
 
     /// The header's document as it is now, `None` when there is none.
     fn header(&self) -> io::Result<Option<Vec<u8>>>;
 
-    /// Replaces the header's document if it is still the one that this shelf has read or written last; durable.
+    /// Replaces the header's document if it is still the one that this shelf has read or written
+    /// last; `None` removes it. Durable when this returns.
     fn swap_header(&self, document: Option<&[u8]>) -> io::Result<()>;
 
     /// The note's document.
@@ -98,7 +107,7 @@ pub(crate) trait Shelf: Send + Sync {
 }
 
 impl Header {
-    /// A redo without groups: the image is a cut as it is.
+    /// A header without groups: the image alone is a cut of the volume.
     fn empty(generation: u64, cache_uuid: Uuid) -> Header {
         let cut_unix_ms = unix_ms();
         let groups = Vec::new();
@@ -117,8 +126,8 @@ impl Header {
 }
 
 impl Note {
-    /// Reads the note of a shelf; `what` names the image in errors. One that a power failure has torn tells nothing; one of a
-    /// newer version is refused.
+    /// Reads the note of a shelf; `what` names the image in errors. A note that a power failure has
+    /// torn counts as missing. A note of a newer version is refused.
     fn read(what: &str, shelf: &dyn Shelf) -> Result<Option<Note>, BackendError> {
         let bytes = shelf.note().map_err(|e| BackendError::io(what, "read the owner's last note", e))?;
         match bytes.map(|bytes| record::parse(&format!("{what} (redo)"), &bytes, VERSION)).transpose() {
@@ -129,9 +138,10 @@ impl Note {
     }
 }
 
-/// Refuses a cache whose newest record is `sequence` if it once had more on stable media, as its own redo and note tell: the image
-/// or its redo may have got what the cache has lost, and clients were promised it. `record` is the image's, which says that it is
-/// this cache's.
+/// Refuses a cache whose newest record is `sequence`, if the redo and the cache's own note say that
+/// the cache once had a later record on stable media. The image or its redo may contain what the
+/// cache has lost, and clients rely on it. `record` is the image's record, which says that the
+/// image is this cache's.
 pub(crate) fn check_cache(
     what: &str,
     shelf: &dyn Shelf,
@@ -139,7 +149,8 @@ pub(crate) fn check_cache(
     sequence: u64,
 ) -> Result<(), BackendError> {
     let Some(header) = find_header(what, shelf, record)? else { return Ok(()) };
-    // The note of a former owner tells what its own cache had, which is ahead of what both had.
+    // The note of a former owner says what that owner's cache had, which may be ahead of what both
+    // caches had.
     let own = |note: &Note| note.generation >= header.generation && header.cache_uuid == record.cache_uuid;
     let note = Note::read(what, shelf)?.filter(own);
     let known = note.map_or(0, |note| note.durable).max(header.sequence);
@@ -150,21 +161,21 @@ pub(crate) fn check_cache(
     Err(BackendError::Behind { what: what.into(), why })
 }
 
-/// The header of the redo that is the owner's.
+/// The header of the redo, if the redo belongs to the record's owner.
 fn find_header(what: &str, shelf: &dyn Shelf, record: &Ownership) -> Result<Option<Header>, BackendError> {
     Ok(Header::read(what, shelf)?.filter(|header| record.owns_redo_of(header.cache_uuid)))
 }
 
-/// Refuses an image whose redo a newer version has left. For a caller who is about to change something of the image: afterwards it
-/// would be too late to say that nothing was changed.
+/// Refuses an image whose redo a newer version has left. For a caller that is about to change
+/// something of the image: afterwards the error could no longer say that nothing was changed.
 pub(crate) fn check_version(what: &str, shelf: &dyn Shelf) -> Result<(), BackendError> {
     Header::read(what, shelf)?;
     Note::read(what, shelf)?;
     Ok(())
 }
 
-/// Removes a redo: the image is released, or is changed without groups from now on. `generation` is the newest that may
-/// have begun a group.
+/// Removes a redo, because the image is released or is changed without groups from now on.
+/// `generation` is the newest generation that may have begun a group.
 pub(crate) fn clear(what: &str, shelf: &dyn Shelf, generation: u64) -> Result<(), BackendError> {
     let failed = |e| BackendError::io(what, "remove its redo", e);
     let header = Header::read(what, shelf)?;
@@ -174,8 +185,9 @@ pub(crate) fn clear(what: &str, shelf: &dyn Shelf, generation: u64) -> Result<()
     remove_groups(shelf, &header, 0, generation).map_err(failed)
 }
 
-/// Removes the frames of the groups that a header names, and of those that were perhaps begun: the next one, and the first of
-/// each later generation up to `generation`. Groups from `keep` on stay, if it is not 0.
+/// Removes the frames of the groups that a header names, and of groups that may have been begun:
+/// the next one, and the first group of each later generation up to `generation`. If `keep` is not
+/// 0, groups from `keep` on stay, and later generations are left alone.
 fn remove_groups(shelf: &dyn Shelf, header: &Header, keep: u64, generation: u64) -> io::Result<()> {
     let known = header.groups.iter().map(|group| (group.group, Some(group.frames)));
     let mut result = Ok(());
@@ -191,7 +203,7 @@ fn remove_groups(shelf: &dyn Shelf, header: &Header, keep: u64, generation: u64)
     result
 }
 
-/// What a worker does.
+/// Work for a thread of the writer.
 enum Job {
     Frame {
         token: u64,
@@ -199,7 +211,7 @@ enum Job {
         frame: u32,
         bytes: Bytes,
     },
-    /// The new header, what it replaces, and the group that must be durable before.
+    /// Replaces header `old` by `new`. `group`, if there is one, must be durable before.
     Header {
         token: u64,
         new: Header,
@@ -212,24 +224,26 @@ enum Job {
     },
 }
 
-/// A transfer's memory.
+/// Memory of a transfer.
 struct Bytes {
     ptr: *const u8,
     len: usize,
 }
 
-// SAFETY: the submitter keeps the memory valid and unchanged until the token comes back, on whichever thread it is
-// read, as the contract of `Backend::submit` says.
+// SAFETY: the submitter keeps the memory valid and unchanged until the token comes back, whichever
+// thread reads it, as the contract of `Backend::submit` says.
 unsafe impl Send for Bytes {}
 
-/// The outcome of a job: its token, its result, and the header that is in force if it changed it.
+/// The outcome of a job: its token, its result, and the header in force if the job has changed the
+/// header.
 type Outcome = (u64, Result<(), IoError>, Option<Header>);
 
-/// Writes an image's redo on threads of its own: what holds it is no part of the image, and its calls block.
+/// Writes an image's redo on threads of its own, because the redo is no part of the image and its
+/// calls block.
 pub(crate) struct Writer {
     generation: u64,
     cache_uuid: Uuid,
-    /// As it is on the shelf.
+    /// The header as it is on the shelf.
     header: Option<Header>,
     jobs: Option<Sender<Job>>,
     threads: Vec<JoinHandle<()>>,
@@ -238,7 +252,8 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// For the owner of a generation, who has just taken the image; `dirty` tells that its cache holds more. `wake` makes the backend's event readable.
+    /// A writer for the owner of `generation`, which has just taken the image. `dirty`: the cache
+    /// holds data that is not drained. `wake` makes the backend's event descriptor readable.
     pub(crate) fn start(
         what: &str,
         shelf: Arc<dyn Shelf>,
@@ -250,7 +265,8 @@ impl Writer {
         let failed = |e| BackendError::io(what, "write the header of its redo", e);
         let mut header = Header::read(what, &*shelf)?;
         if !dirty {
-            // The image is the first cut. Whatever is left from before would take it back behind what comes now.
+            // The image itself is the first cut. An older redo would take the image back to before
+            // the changes that follow.
             let first = Header::empty(generation, cache_uuid);
             shelf.swap_header(Some(&first.to_json())).map_err(failed)?;
             forget(what, &*shelf, header.as_ref(), &first, generation - 1);
@@ -266,7 +282,7 @@ impl Writer {
             move || {
                 while let Some(job) = next(&queue) {
                     let outcome = job.run(&what, &*shelf, generation);
-                    // There is room for every transfer that may be in flight.
+                    // The queue has room for every transfer that may be in flight.
                     let _ = outcomes.push(outcome);
                     wake();
                 }
@@ -316,7 +332,7 @@ impl Writer {
         jobs.send(job).expect("the workers end with the writer");
     }
 
-    /// Reports what has completed.
+    /// Reports the transfers that have completed.
     pub(crate) fn completions(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
         while let Some((token, result, header)) = self.outcomes.pop() {
             self.in_flight -= 1;
@@ -327,7 +343,7 @@ impl Writer {
         }
     }
 
-    /// Transfers in flight.
+    /// Number of transfers in flight.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight
     }
@@ -370,9 +386,9 @@ impl Job {
     }
 }
 
-/// Removes the frames that a new header does not name any more; `begun` is the newest generation that may have begun a
-/// group in vain. What cannot be removed is in nobody's way but takes
-/// room, and is tried again with the next generation at the latest.
+/// Removes the frames that a new header no longer names. `begun` is the newest generation that may
+/// have begun a group without committing it. Frames that cannot be removed take room and do no
+/// other harm: no header names them.
 fn forget(what: &str, shelf: &dyn Shelf, old: Option<&Header>, new: &Header, begun: u64) {
     let Some(old) = old else { return };
     let keep = if old.generation == new.generation {
@@ -401,45 +417,52 @@ fn unix_ms() -> u64 {
     since_1970().as_millis() as u64
 }
 
-/// The last whole millisecond that is not after the moment `age` before `now`: a cut is never told later than it was.
+/// The last whole millisecond that is not after the moment `age` before `now`: a cut is never
+/// reported later than it was.
 fn before(now: Duration, age: Duration) -> u64 {
     now.saturating_sub(age).as_millis() as u64
 }
 
-/// What a lost cache costs.
+/// What the loss of a cache costs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Loss {
-    /// Everything acknowledged until then is there; in milliseconds since 1970.
+    /// Time of the newest cut, in milliseconds since 1970: everything that was acknowledged until
+    /// then is there.
     pub since_unix_ms: u64,
-    /// Upper bound of the time over which what was acknowledged is lost, in seconds, if the owner reached the backend
-    /// to its end.
+    /// Upper bound of the time over which acknowledged changes are lost, in seconds, if the owner
+    /// reached the backend to its end.
     pub seconds: f64,
-    /// Bytes that were changed since then when the owner last said so, zeroed and discarded ones included.
+    /// Bytes that had been changed after the newest cut when the owner wrote its last note, zeroed
+    /// and discarded ones included.
     pub bytes: u64,
-    /// The most data among them that it allowed, which is its dirty quota; `None` if its end came before its first note.
-    /// Zeroes and discards take no room in a cache: of those, the time alone is bounded.
+    /// Most data among these bytes that the owner allowed, which is its dirty quota; `None` if the
+    /// owner ended before its first note. Zeroes and discards take no room in a cache: only the
+    /// time is a bound for them.
     pub bytes_max: Option<u64>,
 }
 
-/// The longest that an owner with something to lose is silent, in milliseconds, with twice the time for a slow backend.
+/// Longest time for which an owner with something to lose writes no note, in milliseconds: twice
+/// the interval of the notes, for a slow backend.
 const SILENCE_MS: u64 = 2_000;
 
-/// How far the owner of an image was when it last said so beside the image.
+/// How far the owner of an image was according to its redo and its last note.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// Sequence of its newest record.
+    /// Sequence of the owner's newest record.
     pub sequence: u64,
-    /// The same of the newest one that is in the image or its redo.
+    /// Sequence of the newest record that is in the image or its redo.
     pub committed: u64,
-    /// When that was, in milliseconds since 1970.
+    /// Time of the owner's last note, or of the newest cut if that is later, in milliseconds since
+    /// 1970.
     pub time_unix_ms: u64,
-    /// Bytes that were in no committed group of the redo then.
+    /// Bytes that were in no committed group of the redo at that time.
     pub bytes: u64,
-    /// The longest that it went on after that without a word, if it reached the backend to its end, in milliseconds.
+    /// Longest time for which the owner went on after `time_unix_ms` without another note, in
+    /// milliseconds, if it reached the backend to its end.
     pub silence_ms: u64,
 }
 
-/// How far the owner was; `None` where its drain is not grouped.
+/// How far the owner was; `None` where the drain is not grouped.
 pub(crate) fn progress(
     what: &str,
     shelf: &dyn Shelf,
@@ -464,7 +487,7 @@ pub(crate) fn progress(
 }
 
 impl Loss {
-    /// As far as a redo's header and the owner's last note tell.
+    /// The loss according to a redo's header and the owner's last note.
     fn of(header: &Header, note: Option<&Note>) -> Loss {
         let note = note.filter(|note| note.generation >= header.generation);
         let last = note.map_or(0, |note| note.time_unix_ms).max(header.cut_unix_ms);
@@ -477,21 +500,22 @@ impl Loss {
     }
 }
 
-/// What an image without its cache can be brought to.
+/// The redo of an image whose cache is lost, and what is lost beyond it.
 pub(crate) struct Found {
     pub(crate) header: Header,
     pub(crate) loss: Loss,
 }
 
-/// Looks at the redo of an image whose owner is gone. `None` where the drain was not grouped: then the image is no
-/// state that the volume ever had.
+/// Looks at the redo of an image whose owner is gone. `None` where the drain was not grouped: then
+/// the image is no state that the volume ever had.
 pub(crate) fn find(what: &str, shelf: &dyn Shelf, record: &Ownership) -> Result<Option<Found>, BackendError> {
     let Some(header) = find_header(what, shelf, record)? else { return Ok(None) };
     let loss = Loss::of(&header, Note::read(what, shelf)?.as_ref());
     Ok(Some(Found { header, loss }))
 }
 
-/// Reads and verifies all changes of a redo in order and gives each frame's to `take`.
+/// Reads and verifies all changes of a redo in order, and passes the changes of each frame to
+/// `take`.
 pub(crate) fn replay(
     what: &str,
     shelf: &dyn Shelf,

@@ -3,54 +3,55 @@
 use crate::{BackendError, BackendUri, rbd};
 use serde::{Deserialize, Serialize};
 
-/// Who has made a snapshot and may remove it.
+/// The origin of a snapshot, which decides what may remove it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SnapshotKind {
-    /// Somebody who has given it a name.
+    /// A user, who has given it a name.
     User,
     /// A snapshot of a group of images.
     Group,
-    /// It was removed while it has clones, and goes with the last of them.
+    /// It was removed while it had clones, and goes with the last of them.
     Trash,
     /// Mirroring.
     Mirror,
-    /// Something that this release does not know.
+    /// An origin that this release does not know.
     Unknown,
 }
 
 /// A snapshot of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Its number, which no other snapshot gets.
+    /// Number of the snapshot; no other snapshot of the image gets it.
     pub id: u64,
     /// Its name.
     pub name: String,
-    /// Size that the image had in bytes.
+    /// Size in bytes that the image had.
     pub size_bytes: u64,
-    /// Who has made it.
+    /// Its origin.
     pub kind: SnapshotKind,
-    /// It cannot be removed as long as it is protected.
+    /// While it is protected it cannot be removed.
     pub protected: bool,
-    /// When it was taken, in seconds since 1970, as far as known.
+    /// When it was taken, in seconds since 1970; `None` if it is not known.
     pub time_unix_s: Option<u64>,
 }
 
-/// What is done with a snapshot that is there.
+/// A change of an existing snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SnapshotChange {
-    /// It is removed.
+    /// The snapshot is removed.
     Remove,
-    /// It is kept from being removed.
+    /// The snapshot is protected from removal.
     Protect,
-    /// It can be removed again.
+    /// The protection is removed.
     Unprotect,
 }
 
-/// The snapshots of an image, of all kinds, the oldest first. Reads the image and changes nothing, also while it is served. Blocks.
+/// The snapshots of an image, of all kinds, the oldest first. Reads the image and changes nothing,
+/// also while it is served. Blocks.
 ///
 /// # Errors
-/// The image has no snapshots, cannot be found, or cannot be read.
+/// The storage of the image has no snapshots, or the image cannot be found or read.
 pub fn snapshots(uri: &BackendUri) -> Result<Vec<Snapshot>, BackendError> {
     match uri {
         BackendUri::Rbd { .. } => rbd::snapshots(uri),

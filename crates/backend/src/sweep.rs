@@ -11,21 +11,21 @@ use tidepool_engine::mem::AlignedBuf;
 const READ_BYTES: usize = 1 << 20;
 /// Reads in flight.
 const DEPTH: usize = 8;
-/// How long a wait for completions lasts before they are looked at anyway, in milliseconds.
+/// Longest wait for an event before completions are fetched anyway, in milliseconds.
 const WAIT_MS: u32 = 1000;
 
-/// Reads all of an open image and shows each piece with its offset, in no particular order. Blocks. Nothing else may be
-/// in flight.
+/// Reads all of an open image and passes each piece with its offset to `see`, in no particular
+/// order. Blocks. Nothing else may be in flight.
 ///
 /// # Errors
-/// The first read that failed, or the first error of `see`; no further piece is shown then.
+/// The first read that failed, or the first error of `see`; no further piece is passed on then.
 pub fn read_all(
     backend: &mut dyn Backend,
     see: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>,
 ) -> io::Result<()> {
     let size = backend.size_bytes();
     let slots: Vec<(AlignedBuf, u64)> = (0..DEPTH).map(|_| (AlignedBuf::zeroed(READ_BYTES), 0)).collect();
-    // Given up only when nothing is in flight: a panic of `see` leaks it.
+    // Dropped only when nothing is in flight: a panic of `see` leaks the buffers.
     let mut slots = ManuallyDrop::new(slots);
     let mut free: Vec<usize> = (0..DEPTH).collect();
     let (mut next, mut outcome) = (0, Ok(()));
@@ -35,8 +35,8 @@ pub fn read_all(
             let (buf, offset) = &mut slots[slot];
             *offset = next;
             let transfer = Transfer::Read { offset: next, ptr: buf.as_mut_ptr(), len: READ_BYTES };
-            // SAFETY: the buffer lives in `slots`, which is dropped when every slot has come back, and is not touched
-            // before its own has.
+            // SAFETY: the buffer lives in `slots`, which is dropped when every slot has come back.
+            // Nothing touches the buffer before its own read has come back.
             unsafe { backend.submit(slot as u64, transfer) };
             next += READ_BYTES as u64;
         }

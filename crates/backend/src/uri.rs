@@ -1,12 +1,13 @@
 //! Backend URIs: `file:PATH[?emulate=hdd|ssd&seed=N&gate=PATH]`,
-//! `rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][?conf=PATH&id=NAME]`, `nbd+unix:///NAME?socket=PATH` and `nbd://HOST:PORT/NAME`.
+//! `rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][?conf=PATH&id=NAME]`, `nbd+unix:///NAME?socket=PATH` and
+//! `nbd://HOST:PORT/NAME`.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use tidepool_nbd::{NbdUri, Transport};
 
-/// Longest URI in bytes; the cache device's superblock keeps it.
+/// Longest URI in bytes; the volume's page in a checkpoint on the cache device holds the URI.
 const URI_BYTES_MAX: usize = 1024;
 
 /// Where a volume's data lives.
@@ -16,9 +17,9 @@ pub enum BackendUri {
     File {
         /// Its path.
         path: PathBuf,
-        /// Latency to be added: the file then stands for a pool.
+        /// Latency to be added: the file then plays a replicated pool.
         emulate: Option<Emulation>,
-        /// A test facility: while a file of this name exists, nothing is submitted and nothing completes.
+        /// For tests: while a file of this name exists, nothing is submitted and nothing completes.
         gate: Option<PathBuf>,
     },
     /// An image in a Ceph pool.
@@ -64,8 +65,9 @@ pub struct UriError {
 }
 
 impl BackendUri {
-    /// An image in a Ceph pool as Ceph's tools take it, `POOL/IMAGE` or `POOL/NAMESPACE/IMAGE`, without the snapshot of it
-    /// that the URI may name; none for a backend of another kind.
+    /// The name of an image in a Ceph pool as Ceph's tools take it: `POOL/IMAGE` or
+    /// `POOL/NAMESPACE/IMAGE`, without the snapshot that the URI may name. `None` for a backend of
+    /// another kind.
     pub fn rbd_image(&self) -> Option<String> {
         let BackendUri::Rbd { pool, namespace, image, .. } = self else { return None };
         Some(match namespace.as_str() {
@@ -114,7 +116,7 @@ fn parse_nbd(text: &str) -> Result<BackendUri, String> {
         return Err("contains a control character".into());
     }
     let uri = BackendUri::Nbd(uri);
-    // More is encoded when it is printed than had to be when it was written.
+    // Printing may encode more characters than the text had encoded.
     if uri.to_string().len() > URI_BYTES_MAX {
         return Err(format!("longer than {URI_BYTES_MAX} bytes"));
     }
@@ -196,7 +198,7 @@ fn pairs(query: &str) -> Result<Vec<(&str, String)>, String> {
         .collect()
 }
 
-/// Undoes percent-encoding; what it yields is UTF-8 without control characters.
+/// Undoes percent-encoding; the result is UTF-8 without control characters.
 fn decode(text: &str) -> Result<String, String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -217,7 +219,8 @@ fn decode(text: &str) -> Result<String, String> {
     Ok(text)
 }
 
-/// Percent-encodes what would read as structure; `extra` are further characters to be encoded.
+/// Percent-encodes characters that would be read as structure; `extra` are further characters to
+/// encode.
 fn encode(text: &str, extra: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,6 +1,7 @@
-//! What the simulator takes a Ceph cluster for (`tidepool_sim::ceph`) against a real one: two caches go on at one image by chance,
-//! through the rules of `tidepool-replica` over there and through this crate here, and whatever either is told has to be the same.
-//! Owners are left behind with all that they have open, so that each of them goes on trying for as long as the test lasts.
+//! Compares the simulated Ceph cluster (`tidepool_sim::ceph`) with a real one. Two caches use one
+//! image at random: in the simulation by the rules of `tidepool-replica`, and in the real cluster
+//! through this crate. Every outcome has to be the same in both. The last `BEHIND_MAX` owners keep
+//! everything open, so that former owners continue to try.
 
 use crate::common::cluster::Shared;
 use crate::common::{Driver, OTHER, OURS, open, ownership};
@@ -16,26 +17,27 @@ const CACHES: [[u8; 16]; 2] = [OURS, OTHER];
 /// Blocks that are written.
 const BLOCKS: u64 = 16;
 const STEPS: u64 = 40;
-/// Owners that were left behind and are still tried.
+/// Most owners, present and former, that keep the image open and continue to try.
 const BEHIND_MAX: usize = 4;
 
-/// Somebody who has, or had, the image open.
+/// A cache that has, or had, the image open.
 struct Owner {
     driver: Driver,
-    /// What the record says, as far as it knows.
+    /// The record, as far as this owner knows it.
     record: Record,
-    /// It was told that it is not the owner any more. Then a real one asks nobody again.
+    /// The owner has learnt that it is not the owner any more. From then on a real owner sends no
+    /// request.
     knows: bool,
 }
 
 struct Both {
     uri: String,
     simulated: Ceph,
-    /// The generation that stands in the real record: an open after a takeover counts once more there.
+    /// The generation in the real record: an open after a takeover raises it once more there.
     generation: u64,
     rng: Rng,
     owners: Vec<Owner>,
-    /// How often each thing was done, and refused.
+    /// How often each action succeeded, and was refused.
     done: [[u64; 2]; 5],
 }
 
@@ -48,7 +50,7 @@ fn peer(cache: usize, only: bool) -> Peer {
     Peer { cache_uuid, boot_id: boot_id(), host: "peer.example".into(), only }
 }
 
-/// What stands in a real record, without its generation.
+/// The owner and the copies in a real record, without its generation.
 fn meaning(found: &Ownership) -> (u128, Copies) {
     let number = |uuid: &Uuid| CACHES.iter().position(|cache| cache == uuid.as_bytes()).expect("one of two");
     let copies = match &found.peer {
@@ -86,7 +88,7 @@ impl Both {
         }
     }
 
-    /// A cache makes the record its own; the owner is not fenced before it opens the image.
+    /// A cache makes the record its own. The owner is not fenced before this cache opens the image.
     fn take_over(&mut self, cache: usize) {
         let record = self.simulated.record();
         let stale = self.rng.permille(200);
@@ -102,7 +104,7 @@ impl Both {
         }
     }
 
-    /// Somebody who had the image last, or before, has the record say who holds a copy.
+    /// A present or former owner changes the copies that the record names.
     fn name(&mut self, at: usize) {
         let Owner { record, .. } = self.owners[at];
         let other = 1 - record.owner.cache as usize;
@@ -123,7 +125,7 @@ impl Both {
         }
     }
 
-    /// Somebody who had the image last, or before, writes to it.
+    /// A present or former owner writes to the image.
     fn write(&mut self, at: usize) {
         let Owner { record, knows, .. } = self.owners[at];
         let (block, bytes) = (self.rng.below(BLOCKS), block_of(self.rng.bits()));
@@ -137,7 +139,7 @@ impl Both {
         self.owners[at].knows |= may.is_err();
     }
 
-    /// Somebody who had the image last, or before, reads it.
+    /// A present or former owner reads the image.
     fn read(&mut self, at: usize) {
         let Owner { record, knows, .. } = self.owners[at];
         let block = self.rng.below(BLOCKS);
@@ -180,7 +182,7 @@ impl Both {
     }
 }
 
-/// Two caches at a new image, which the first of them has opened.
+/// Two caches at a new image, which the first cache has opened.
 fn both(uri: String, seed: u64) -> Both {
     let nobody = Record { generation: 0, owner: party(0), copies: Copies::Solo };
     let simulated = Ceph::new(nobody, Store::default());
@@ -194,7 +196,7 @@ fn both(uri: String, seed: u64) -> Both {
 #[test]
 fn g6_the_simulated_cluster_tells_two_owners_what_a_real_one_tells_them() {
     let Some(cluster) = Shared::get() else { return };
-    // What an administrator may have set, and what a lock cannot be broken with.
+    // A setting that an administrator may have made, and with which a lock cannot be broken.
     let conf = cluster.dir().join("with-expiry.conf");
     let text = std::fs::read_to_string(cluster.conf()).expect("a configuration");
     std::fs::write(&conf, format!("{text}\n[client]\nrbd blocklist expire seconds = 10\n")).expect("written");

@@ -1,4 +1,4 @@
-//! What a file backend guarantees.
+//! Guarantees of a file backend.
 
 use crate::common::{
     Driver, OTHER, OURS, a_forgetful_cache_is_refused, check, failed, open, options, pattern, refused,
@@ -11,7 +11,8 @@ use tidepool_engine::api::IoError;
 
 const MIB: usize = 1 << 20;
 
-/// A directory of its own that goes away with the test. On the disk, and on tmpfs for the buffered way.
+/// A directory that is removed with the test: on the disk, or on tmpfs for access through the page
+/// cache.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -73,7 +74,7 @@ fn the_file_holds_exactly_what_was_written() {
             tokens.push(driver.start_write(start, &data));
         }
         tokens.into_iter().for_each(|token| driver.wait(token).0.expect("a write"));
-        // Punched and zeroed ranges: aligned, unaligned, larger than one piece of zeroes.
+        // Punched and zeroed ranges: aligned, unaligned, and larger than one write of zeroes.
         for (offset, len) in [
             (0u64, 4096u64),
             (1_000_448, 512),
@@ -245,7 +246,7 @@ fn clean_data_is_kept_only_while_nobody_else_wrote() {
     assert!(killed.keep_clean, "the owner was killed and owns it still: {}", killed.reason);
 }
 
-/// Options of a cache that holds data which is not drained.
+/// Options of a cache that holds data that is not drained.
 fn dirty(cache_uuid: [u8; 16]) -> OpenOptions {
     OpenOptions { dirty: true, ..options(cache_uuid) }
 }
@@ -296,7 +297,7 @@ fn dirty_data_never_goes_over_the_writes_of_others_at_the_second_start_neither()
 fn a_disowned_cache_is_never_believed_again_while_its_process_goes_on_serving() {
     let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
     let path = scratch.image(MIB as u64);
-    // Killed, stopped with dirty data, stopped with everything in the image.
+    // Killed, stopped with dirty data, and released with everything in the image.
     for end in [None, Some(false), Some(true)] {
         let mut driver = serve(&path);
         driver.write(0, &pattern(1, 4096)).expect("a write");
@@ -342,7 +343,7 @@ fn a_disown_that_cannot_be_written_down_fails_and_can_be_tried_again() {
     let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
     let path = scratch.image(MIB as u64);
     let mut driver = serve(&path);
-    // A directory in the place of the temporary file.
+    // A directory in the place of the temporary file makes the write fail.
     let obstacle = scratch.0.join("image.tidepool.new");
     fs::remove_file(&obstacle).expect("the room for the next record");
     fs::create_dir(&obstacle).expect("a directory");
@@ -363,7 +364,7 @@ fn an_open_that_was_cut_short_proves_nothing() {
     let image = fs::OpenOptions::new().write(true).open(&path).expect("the image");
     image.write_at(b"foreign", 0).expect("a foreign write");
     let knows = |generation| OpenOptions { generation: Some(generation), ..options(OURS) };
-    // Killed, or ended, before the cache has dropped what is outdated.
+    // The process is killed, or closes the backend, before the cache has dropped its outdated data.
     for end in [None, Some(true), Some(false)] {
         let opened = open(&uri(&path), knows(1)).expect("opened");
         assert!(!opened.keep_clean, "{}", opened.reason);
@@ -391,7 +392,7 @@ fn dirty_data_never_goes_over_what_a_use_wrote_that_its_volume_knows_nothing_of(
     let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
     let path = scratch.image(MIB as u64);
     drop(serve(&path)); // The volume of generation 1 is killed with dirty data.
-    // The same cache has the image under another name.
+    // The same cache has the image as another volume.
     let mut other = serve(&path);
     other.write(0, &pattern(1, 4096)).expect("a write");
     other.close(true).expect("closed");
@@ -426,7 +427,7 @@ fn an_image_is_the_same_under_every_name() {
     let other = scratch.0.join("other");
     fs::write(&other, "x").expect("a file");
     assert_ne!(own, identity(&uri(&other)));
-    // One that is not there is told by its name.
+    // A file that does not exist is identified by its path.
     let missing = scratch.0.join("missing");
     let linked = scratch.0.join("linked");
     std::os::unix::fs::symlink(&scratch.0, &linked).expect("a link");
@@ -529,7 +530,7 @@ fn an_emulated_pool_takes_its_time_and_keeps_the_data() {
         }
         driver.close(true).expect("closed");
     }
-    // A lower bound holds on the busiest machine: the pool never answers before its time.
+    // A lower bound holds on the busiest machine too: the pool never answers too early.
     assert!(mean_us[0] > 4000 && mean_us[1] > 400, "{mean_us:?}");
 }
 
@@ -556,7 +557,7 @@ fn a_check_tells_what_would_be_done_and_changes_nothing() {
     assert!(emulated.items.iter().any(|item| item.detail.contains("emulated")), "{emulated:?}");
 }
 
-/// A loop device over a file, gone with the test. `None` where this user may not make one.
+/// A loop device over a file, removed with the test. `None` where this user may not make one.
 struct Loop(PathBuf);
 
 impl Loop {

@@ -11,7 +11,8 @@ use tidepool_engine::api::IoError;
 
 const MIB: u64 = 1 << 20;
 
-/// Runs with a file system of so many bytes of its own, which is gone with the thread. Not at all where this user may not mount.
+/// Runs the test with a file system of its own of so many bytes, which is gone with the thread.
+/// Does not run the test where this user may not mount.
 fn on_a_file_system(bytes: u64, test: impl FnOnce(&Path) + Send) {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let mount = |source: &str, at: &Path, kind: &str, flags, data: &str| {
@@ -36,14 +37,14 @@ fn on_a_file_system(bytes: u64, test: impl FnOnce(&Path) + Send) {
     });
 }
 
-/// Takes all room but so many bytes.
+/// Fills the file system except for so many bytes.
 fn fill(dir: &Path, leave_bytes: u64) {
     let free = rustix::fs::statvfs(dir).expect("a file system");
     let mut left = (free.f_bavail * free.f_frsize).saturating_sub(leave_bytes);
     let mut file = File::options().create(true).append(true).open(dir.join("ballast")).expect("a file");
     while left > 0 {
         let part = left.min(65536) as usize;
-        // Where it ends is told by the file system alone.
+        // Only the file system knows where it is full.
         if file.write_all(&vec![7; part]).is_err() {
             return;
         }

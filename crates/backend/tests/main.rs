@@ -1,4 +1,5 @@
-//! Backends through their public interface: one program, so that it is linked once.
+//! Tests of backends through their public interface. They are one program, so that it is linked
+//! once.
 
 mod common;
 mod conformance;

@@ -1,4 +1,4 @@
-//! What an NBD backend guarantees, with nbdkit and qemu-nbd as its servers.
+//! Guarantees of an NBD backend, with nbdkit and qemu-nbd as its servers.
 
 use crate::common::{
     Driver, OTHER, OURS, a_forgetful_cache_is_refused, check, failed, open, options, other_as_peer, pattern,
@@ -24,14 +24,14 @@ const MIB: usize = 1 << 20;
 const SIZE: usize = 32 * MIB;
 const EIO: Result<(), IoError> = Err(IoError::Errno(libc::EIO));
 
-/// A directory of its own that goes away with the test, with an image, a socket and the records of exports.
+/// A directory that is removed with the test, with an image, a socket and the records of exports.
 struct Scratch(PathBuf);
 
 impl Scratch {
     fn new() -> Scratch {
         static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        // Short: the path of a socket has little room.
+        // The path is short, because the path of a socket has little room.
         let dir = std::env::temp_dir().join(format!("tp-nbd-{}-{number}", std::process::id()));
         fs::create_dir_all(&dir).expect("a scratch directory");
         let scratch = Scratch(dir);
@@ -72,14 +72,14 @@ impl Scratch {
         Driver::new(open(&self.uri(), self.options(OURS)).expect("opened").backend)
     }
 
-    /// nbdkit on the socket, with these arguments behind its own.
+    /// Starts nbdkit on the socket, with these arguments after its own.
     fn nbdkit(&self, arguments: &[&str]) -> Server {
         let mut command = Command::new("nbdkit");
         command.arg("-f").arg("-U").arg(self.socket()).args(arguments);
         Server::start(self, "nbdkit", command)
     }
 
-    /// nbdkit that serves the image, behind filters that come with their parameters.
+    /// Starts nbdkit to serve the image through these filters, with these parameters.
     fn filtered(&self, filters: &[&str], parameters: &[&str]) -> Server {
         let filters: Vec<String> = filters.iter().map(|filter| format!("--filter={filter}")).collect();
         let file = format!("file={}", self.image().display());
@@ -96,7 +96,7 @@ impl Scratch {
         Server::start(self, "qemu-utils", command)
     }
 
-    /// A server that keeps what it is given in memory that dies with it, until it is flushed.
+    /// A server that keeps writes in memory until they are flushed, and loses them when it ends.
     fn forgetful(&self) -> Server {
         self.filtered(&["cache"], &["cache=writeback"])
     }
@@ -108,10 +108,11 @@ impl Drop for Scratch {
     }
 }
 
-/// A server that ends with the test.
+/// A server that is killed with the test.
 struct Server(Child);
 
-/// Somebody accepts connections there: a socket is in the file system a moment before that.
+/// Whether a process accepts connections there: the socket exists in the file system a moment
+/// earlier.
 fn is_listening(socket: &Path) -> bool {
     const ACCEPTS: &str = "00010000";
     let all = fs::read_to_string("/proc/net/unix").expect("the kernel's list of sockets");
@@ -126,14 +127,15 @@ impl Server {
         // A killed server leaves its socket behind.
         let _ = fs::remove_file(scratch.socket());
         let log = fs::File::create(scratch.0.join("log")).expect("a log");
-        // What a killed server leaves of its own goes with the test.
+        // Other files that a killed server leaves behind are removed with the test.
         command.env("TMPDIR", &scratch.0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let child =
             command.spawn().unwrap_or_else(|e| panic!("{e}; install it with: apt-get install {package}"));
         let mut server = Server(child);
         for _ in 0..6000 {
-            // In place of a socket a server may write its process number when it is ready.
-            // What the last one has left in the kernel's list has no file any more.
+            // In place of a socket a server may write a file with its process number when it is
+            // ready. The socket of the last server may still be in the kernel's list, but has no
+            // file any more.
             if scratch.socket().exists() && is_listening(&scratch.socket()) || scratch.socket().is_file() {
                 return server;
             }
@@ -153,14 +155,15 @@ impl Server {
 }
 
 impl Drop for Server {
-    /// As kill -9 does.
+    /// Kills the server as kill -9 does.
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Writes, discards and zeroes all over, and compares; `grain`: what offsets and lengths are multiples of.
+/// Writes, discards and zeroes everywhere, and compares. Offsets and lengths are multiples of
+/// `grain`.
 fn exercise(driver: &mut Driver, grain: usize) -> Vec<u8> {
     let mut model = vec![0u8; SIZE];
     let mut state = 1u64;
@@ -392,7 +395,8 @@ fn what_a_leaving_server_refuses_the_next_one_does() {
     driver.close(true).expect("closed");
 }
 
-/// Takes one connection on the socket up to the header of the first write, and answers that.
+/// Accepts one connection on the socket, and answers the first write as soon as its header has
+/// come.
 fn answer_too_early(listener: UnixListener) {
     let (mut stream, _) = listener.accept().expect("a client");
     let (mut output, mut input) = (Vec::new(), [0; 4096]);
@@ -427,7 +431,7 @@ fn answer_too_early(listener: UnixListener) {
     }
     let used = reply::simple(&mut head, request.cookie);
     stream.write_all(&head[..used]).expect("sent");
-    // The client hangs up; until then nothing of the payload is taken.
+    // The client closes the connection; until then nothing of the payload is received.
     let mut poll = libc::pollfd { fd: stream.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
     // SAFETY: one valid pollfd.
     unsafe { libc::poll(&mut poll, 1, -1) };
@@ -450,8 +454,8 @@ fn a_write_that_is_answered_before_it_was_sent_is_not_believed() {
     assert!(scratch.content()[..data.len()] == data);
 }
 
-/// Puts 100 transfers of all kinds in flight, which no server answers, and returns their tokens and what the image
-/// holds when they are done.
+/// Puts 100 transfers of all kinds in flight. Returns their tokens, each read with its offset.
+/// `model` becomes the content of the image when all transfers are done.
 fn put_in_flight(driver: &mut Driver, model: &mut [u8]) -> Vec<(u64, Option<usize>)> {
     let mut tokens = Vec::new();
     for i in 0..100usize {
@@ -493,7 +497,7 @@ fn a_killed_server_costs_no_transfer() {
         let mut driver = scratch.open();
         let mut model = vec![0; SIZE];
         for repeat in 0..3 {
-            // What was flushed before is no loss.
+            // Writes that were flushed before are no loss.
             driver.flush().expect("a flush");
             let slow = round == 3;
             if !slow {
@@ -515,7 +519,8 @@ fn a_killed_server_costs_no_transfer() {
                     assert!(memory[..65_536] == model[at..][..65_536], "read at {at}");
                 }
             }
-            // Writes that completed before the kill may be among them: one flush says so, and then it is known.
+            // Writes that completed before the kill may be lost: one flush then fails, which
+            // reports the loss, and the next flush succeeds.
             if driver.flush().is_err() {
                 driver.flush().expect("the second");
             }
@@ -542,7 +547,7 @@ fn writes_that_a_restarted_server_has_lost_fail_the_flushes_that_do_not_know_of_
     drop(server);
     server = scratch.forgetful();
     assert!(driver.read(0, 4096) == first, "the server has lost it");
-    // Both were sent before anybody could know.
+    // Both flushes were sent before the loss was known.
     let flushes = [driver.start_other(Transfer::Flush), driver.start_other(Transfer::Flush)];
     for flush in flushes {
         assert_eq!(driver.wait(flush).0, EIO);
@@ -553,7 +558,7 @@ fn writes_that_a_restarted_server_has_lost_fail_the_flushes_that_do_not_know_of_
     server = scratch.forgetful();
     assert!(driver.read(0, 4096) == second);
 
-    // A flush in flight covers what had completed before it, and that is lost.
+    // A flush in flight covers the writes that completed before it, and these are lost.
     driver.write(4096, &second).expect("a write");
     server.signal(libc::SIGSTOP);
     let flush = driver.start_other(Transfer::Flush);
@@ -561,7 +566,7 @@ fn writes_that_a_restarted_server_has_lost_fail_the_flushes_that_do_not_know_of_
     drop(server);
     server = scratch.forgetful();
     assert_eq!(driver.wait(flush).0, EIO);
-    // A release that says that everything is there does not say so of what may be lost.
+    // A clean release fails if completed writes may be lost.
     driver.write(8192, &second).expect("a write");
     drop(server);
     let _server = scratch.forgetful();
@@ -612,7 +617,7 @@ fn one_cache_of_the_host_owns_an_export() {
     let report = check(&scratch.uri(), &scratch.options(OURS));
     assert!(report.usable && !scratch.0.join("state").exists(), "{report:?}");
     let driver = scratch.open();
-    // The same export by another name.
+    // The same export under another name.
     let link = scratch.0.join("link");
     std::os::unix::fs::symlink(scratch.socket(), &link).expect("a link");
     let linked = format!("nbd+unix:///?socket={}", link.display());
@@ -631,7 +636,7 @@ fn one_cache_of_the_host_owns_an_export() {
     let again = open(&scratch.uri(), dirty.clone()).expect("opened");
     assert_eq!((again.generation, again.keep_clean), (3, false), "{}", again.reason);
     Driver::new(again.backend).close(true).expect("closed");
-    // Since the release anybody could have written, and dirty data would go over it.
+    // Since the release any client could have written, and dirty data would overwrite that.
     let line = refused(&scratch.uri(), dirty);
     assert!(line.contains("must not be written over it"), "{line}");
     let other = open(&scratch.uri(), scratch.options(OTHER)).expect("opened");
@@ -678,7 +683,7 @@ fn a_peer_is_named_and_takes_the_export_over_when_its_owner_is_gone() {
     let take_over = |generation| tidepool_backend::take_over(&uri, &how(generation));
     let server = scratch.filtered(&[], &[]);
     let mut driver = scratch.open();
-    // Beside as many transfers as there may be, and without the server.
+    // A peer is named beside as many transfers as there may be, and without the server.
     let reads: Vec<u64> = (0..INFLIGHT_MAX as u64).map(|at| driver.start_read(at * 4096, 4096)).collect();
     for peer in [Some(other_as_peer()), Some(other_as_peer()), None, Some(other_as_peer())] {
         driver.set_peer(peer.clone()).expect("named");
@@ -710,7 +715,7 @@ fn an_export_that_goes_on_without_its_cache_says_so() {
     let scratch = Scratch::new();
     let server = scratch.filtered(&[], &[]);
     let mut driver = scratch.open();
-    // Nothing of it needs the server.
+    // This does not need the server.
     drop(server);
     driver.other(Transfer::Disown).expect("disowned");
     driver.other(Transfer::Disown).expect("once is enough");
@@ -738,7 +743,7 @@ fn a_close_does_not_wait_forever_for_a_server_that_is_gone() {
 #[test]
 fn a_check_says_what_the_server_lacks() {
     let scratch = Scratch::new();
-    // A plugin that knows no flush.
+    // A plugin without a flush.
     let _server = scratch.nbdkit(&[
         "--filter=nozero",
         "eval",
@@ -777,11 +782,11 @@ fn as_many_transfers_as_a_backend_may_have_are_in_flight_together() {
     driver.close(true).expect("closed");
 }
 
-/// What the server has told of the export: where it has nothing, in MiB.
+/// The numbers of the objects that the server has reported as holes.
 fn holes(scratch: &Scratch) -> Option<Vec<u64>> {
     let opened = open(&scratch.uri(), scratch.options(OURS)).expect("opened");
     let own = opened.layout.own;
-    // It works as any other.
+    // The backend works like any other.
     let mut driver = Driver::new(opened.backend);
     assert!(driver.read(0, 4096).len() == 4096);
     driver.close(true).expect("closed");
@@ -806,7 +811,7 @@ fn where_an_export_has_nothing_its_server_tells() {
         reading.backend.close(Release { clean: true, cache_failed: false }).expect("closed");
     }
     {
-        // It serves one client at a time, and no second one.
+        // The server serves one client at a time.
         let mut command = Command::new("qemu-nbd");
         command.args(["--format=raw", "--discard=unmap"]);
         command.arg(format!("--socket={}", scratch.socket().display())).arg(scratch.image());
@@ -838,7 +843,7 @@ fn where_an_export_has_nothing_its_server_tells() {
         assert_eq!(holes(&scratch), None);
     }
     {
-        // The answer comes when nobody waits for it any more, on a connection that is not used any more.
+        // The answer comes after the wait has ended, on a connection that is not used any more.
         let _server = eval("extents=sleep 8; echo 0 32M hole,zero");
         assert_eq!(holes(&scratch), None);
     }

@@ -1,4 +1,5 @@
-//! The second copy's part in the ownership of a file: who is named in the record, and what becomes of it.
+//! The second copy's part in the ownership of a file: which peer the record names, and what follows
+//! from that.
 
 use crate::common::{
     Driver, OTHER, OURS, failed, frame, open, options, other_as_peer, ownership, pattern, refused, take_over,
@@ -29,14 +30,14 @@ fn serve(uri: &str, options: OpenOptions) -> Driver {
     Driver::new(open(uri, options).expect("opened").backend)
 }
 
-/// An image whose owner was killed in sync; its generation.
+/// An image whose owner was killed in sync; returns its generation.
 fn killed_in_sync(uri: &str) -> u64 {
     let mut driver = serve(uri, options(OURS));
     driver.set_peer(Some(other_as_peer())).expect("named");
     ownership(uri).generation
 }
 
-/// Changes a text in the record.
+/// Replaces a text in the record.
 fn forge(path: &Path, from: &str, to: &str) {
     let record = path.with_extension("tidepool");
     let text = fs::read_to_string(&record).expect("a record");
@@ -114,7 +115,7 @@ fn a_release_forgets_the_peer_unless_data_stays_behind() {
 fn a_change_that_cannot_be_written_fails_and_can_be_tried_again() {
     let (_dir, path, uri) = image();
     let mut driver = serve(&uri, options(OURS));
-    // The new record cannot be made.
+    // The new record cannot be written.
     let blocked = path.with_extension("tidepool.new");
     let block = || {
         fs::remove_file(&blocked).expect("the room for the next record");
@@ -217,7 +218,7 @@ fn what_was_taken_over_is_opened_as_it_was_however_often_that_is_cut_short() {
     for forgotten in [0, generation - 1] {
         assert!(refused(&uri, knows(forgotten)).contains("has lost data"), "{forgotten}");
     }
-    // After a restart of its host, too: its log was stable before.
+    // Also after a restart of its host: its log was on stable media before.
     forge(&path, &tidepool_backend::boot_id(), "another-boot");
     let opened = open(&uri, knows(generation)).expect("opened");
     assert!(opened.keep_clean && opened.generation == generation + 2, "{}", opened.reason);
@@ -270,7 +271,7 @@ fn g5_the_former_owners_redo_counts_until_the_peer_has_one_of_its_own() {
     let mut driver = serve(&uri, grouped(OURS));
     let generation = ownership(&uri).generation;
     commit(&mut driver, OURS, generation, &old);
-    // What its own log has on stable media may be ahead of what both have.
+    // The owner's own log may have more on stable media than what both caches have.
     let note = Transfer::RedoNote { sequence: 20, durable: 18, bytes: 4096, bytes_max: 1 << 20 };
     driver.other(note).expect("noted");
     driver.set_peer(Some(other_as_peer())).expect("named");
@@ -329,7 +330,7 @@ fn g1_an_owner_in_sync_comes_back_on_the_same_boot_and_asks_its_peer_on_another(
     driver.set_peer(Some(other_as_peer())).expect("named");
     drop(driver);
     let generation = ownership(&uri).generation;
-    // The peer's boot stays as it is.
+    // The peer's boot id stays as it is.
     let boot = format!("\"boot_id\": \"{}\",\n  \"time", tidepool_backend::boot_id());
     forge(&path, &boot, "\"boot_id\": \"another\",\n  \"time");
     let before = fs::read(path.with_extension("tidepool")).expect("a record");

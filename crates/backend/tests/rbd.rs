@@ -1,7 +1,7 @@
-//! What an RBD backend guarantees, against a throw-away Ceph cluster.
+//! Guarantees of an RBD backend, against a throw-away Ceph cluster.
 //!
-//! The tests share one cluster (with authentication) and run one at a time. On a machine without Ceph's
-//! programs they say so and do nothing.
+//! The tests share one cluster (with authentication) and run one at a time. On a machine without
+//! Ceph's programs they say that they are not run, and do nothing.
 
 use crate::common::cluster::Shared;
 use crate::common::{
@@ -20,16 +20,16 @@ use tidepool_lab::process::Process;
 
 const MIB: u64 = 1 << 20;
 
-/// Names of this process's role when it is a child of a test.
+/// Environment variable with the URI of the image, for a process that is a child of a test.
 const CHILD_URI: &str = "TIDEPOOL_TEST_CHILD_URI";
-/// Set for a child in sync with OTHER.
+/// Environment variable that is set for a child that is in sync with OTHER.
 const CHILD_IN_SYNC: &str = "TIDEPOOL_TEST_CHILD_IN_SYNC";
 
 fn serve(uri: &str) -> Driver {
     Driver::new(open(uri, options(OURS)).expect("opened").backend)
 }
 
-/// This very test program again, as a process that holds the image and writes to it until it is killed.
+/// This test program again, as a process that holds the image and writes to it until it is killed.
 struct Child {
     process: Process,
     attachment: Vec<u8>,
@@ -58,12 +58,12 @@ impl Child {
                 break attachment.as_bytes().to_vec();
             }
         };
-        // Let it have writes in flight.
+        // The child has writes in flight by then.
         std::thread::sleep(Duration::from_millis(300));
         Child { process, attachment }
     }
 
-    /// Kills it; the attachment stays.
+    /// Kills the child and returns its attachment.
     fn kill(mut self) -> Vec<u8> {
         self.process.kill().expect("killed");
         self.attachment
@@ -119,7 +119,7 @@ fn the_image_holds_exactly_what_was_written_and_stays_a_plain_image() {
         tokens.push(driver.start_write(offset, &data));
     }
     tokens.into_iter().for_each(|token| driver.wait(token).0.expect("a write"));
-    // Parts of objects, whole objects, and ranges over both.
+    // Parts of objects, whole objects, and ranges that contain both.
     for (offset, len) in
         [(0, 4096), (1_000_448, 512), (3 * MIB + 512, 6 * MIB), (12 * MIB, 8 * MIB), (21 * MIB, 4096)]
     {
@@ -415,7 +415,7 @@ fn dirty_data_never_goes_over_the_writes_of_others_at_the_second_start_neither()
     for (clean, event) in events {
         Driver::new(open(&uri, options(OURS)).expect("free").backend).close(clean).expect("closed");
         event();
-        // Who wrote has ended without closing the image, perhaps.
+        // The client that wrote may have ended without closing the image.
         if !cluster.wait_closed("contested") {
             return;
         }
@@ -441,7 +441,7 @@ fn a_disowned_cache_is_never_believed_again_while_its_process_goes_on_serving() 
     let Some(cluster) = Shared::get() else { return };
     let uri = cluster.image("disowned", 8);
     let dirty = || OpenOptions { dirty: true, ..options(OURS) };
-    // Dropped as when killed, stopped with dirty data, stopped with everything in the image.
+    // Dropped as by a kill, stopped with dirty data, and released with everything in the image.
     for end in [None, Some(false), Some(true)] {
         let mut driver = serve(&uri);
         driver.write(0, &pattern(1, 4096)).expect("a write");
@@ -458,7 +458,7 @@ fn a_disowned_cache_is_never_believed_again_while_its_process_goes_on_serving() 
             None => drop(driver),
             Some(clean) => driver.close(clean).expect("closed"),
         }
-        // The refused writer is forgotten only after a while.
+        // The cluster forgets the refused writer only after a while.
         if !cluster.wait_closed("disowned") {
             return;
         }
@@ -505,14 +505,14 @@ fn after_a_kill_the_image_is_taken_back_at_once_and_late_writes_are_fenced() {
     assert!(cluster.export("killed")[..131_072] == pattern(9, 131_072));
 }
 
-/// G4: an owner that is paused, and goes on when its peer has the image.
+/// G4: an owner that is paused, and continues when its peer has the image.
 #[test]
 fn g4_a_paused_owner_that_was_taken_over_writes_nothing_when_it_goes_on() {
     let Some(cluster) = Shared::get() else { return };
     let uri = cluster.image("paused", 8);
     let mut child = Child::start_with(&uri, &[CHILD_IN_SYNC]);
     let generation = ownership(&uri).generation;
-    // SAFETY: signals to a child of ours that was not waited for.
+    // SAFETY: a signal to a child of ours that was not waited for.
     let mut signal = |signal| unsafe { assert_eq!(libc::kill(child.process.child().id() as i32, signal), 0) };
     signal(libc::SIGSTOP);
     let old = cluster.lock_address("paused").expect("its lock");
@@ -527,7 +527,7 @@ fn g4_a_paused_owner_that_was_taken_over_writes_nothing_when_it_goes_on() {
     driver.write(0, &pattern(9, 131_072)).expect("a write");
     driver.flush().expect("a flush");
     signal(libc::SIGCONT);
-    // It ends with its first write that fails.
+    // The child ends with its first write that fails.
     let ended = child.process.child().wait().expect("its end");
     assert!(!ended.success(), "its writes were executed");
     driver.close(true).expect("closed");
@@ -578,9 +578,10 @@ fn a_fenced_owner_is_told_so_and_writes_nothing() {
     let mut driver = serve(&uri);
     driver.write(0, &pattern(1, 4096)).expect("a write");
     let address = cluster.lock_address("fenced").expect("our lock");
-    // It does not expire while other tests look at the list.
+    // The entry does not expire while other tests look at the list.
     cluster.ceph(&["osd", "blocklist", "add", &address, "3600"]).expect("blocklisted");
-    // The monitor answers before the OSD has the new map; a client that has it makes the OSD fetch it.
+    // The monitor answers before the OSD has the new map; a client with the new map makes the OSD
+    // fetch it.
     cluster.rbd(&["info", "fenced"]).expect("rbd info");
     assert_eq!(driver.write(0, &pattern(2, 4096)), Err(IoError::Fenced));
     assert_eq!(driver.write(4096, &pattern(2, 4096)), Err(IoError::Fenced));
@@ -596,7 +597,8 @@ fn an_owner_whose_lock_was_taken_is_fenced() {
     let uri = cluster.image("usurped", 8);
     let mut driver = serve(&uri);
     driver.write(0, &pattern(1, 4096)).expect("a write");
-    // The record says that another cache has it: a write that meets a read-only handle must not be forced.
+    // The record says that another owner has the image: a write that meets a read-only handle must
+    // not be forced.
     let owner = cluster.header("usurped").replace("rbd_header", "tidepool_owner");
     let path = cluster.dir().join("record");
     cluster.rados(&["get", &owner, path.to_str().expect("UTF-8")]).expect("the record");
@@ -738,8 +740,8 @@ fn an_image_in_a_namespace_works_like_any_other() {
     serve(&uri).close(true).expect("closed");
 }
 
-/// What of each object of an image is its own (o), its parent's (p), or nowhere (-); none where that is not known. And whether its parent
-/// can be shared.
+/// For each object of an image, whether it is the image's own (o), its parent's (p), or a hole (-);
+/// `None` where that is not known. Also returns whether the parent can be shared.
 fn layout(uri: &str, options: OpenOptions) -> (Option<String>, bool) {
     let opened = open(uri, options).expect("opened");
     let (size_bytes, layout) = (opened.backend.size_bytes(), opened.layout);
@@ -771,7 +773,7 @@ fn where_an_image_has_nothing_its_object_map_tells() {
     assert_eq!(layout(&uri, ours.clone()), told("--o-------o", false));
     assert_eq!(layout(&uri, reading.clone()), (None, false), "others may write what is only read here");
 
-    // A snapshot has what the image had.
+    // A snapshot has the objects that the image had.
     cluster.rbd(&["snap", "create", "sparse@s"]).expect("a snapshot");
     cluster.rbd(&["snap", "protect", "sparse@s"]).expect("protected");
     write(&uri, &[5]);
@@ -779,18 +781,18 @@ fn where_an_image_has_nothing_its_object_map_tells() {
     assert_eq!(layout(&snapshot, reading.clone()), told("--o-------o", false));
     assert_eq!(layout(&uri, ours.clone()), told("--o--o----o", false));
 
-    // A clone inherits up to where its parent ends, which is in the middle of an object.
+    // A clone inherits up to the end of its parent, which is in the middle of an object.
     let child = cluster.uri("child");
     let parent = format!("{}/sparse@s", cluster.pool());
     cluster.rbd(&["clone", &parent, &format!("{}/child", cluster.pool())]).expect("a clone");
     cluster.rbd(&["resize", "child", "--size", "60M"]).expect("larger");
     write(&child, &[0, 13]);
     assert_eq!(layout(&child, ours.clone()), told("opppppppppo--o-", true));
-    // What it has lost of its parent does not come back.
+    // A part of the parent that the clone has lost does not come back.
     cluster.rbd(&["resize", "child", "--size", "12M", "--allow-shrink"]).expect("smaller");
     cluster.rbd(&["resize", "child", "--size", "24M"]).expect("larger");
     assert_eq!(layout(&child, ours.clone()), told("opp---", true));
-    // A parent that has no name any more is a parent all the same.
+    // A parent that no longer has a name is still inherited from.
     cluster.rbd(&["trash", "mv", "sparse"]).expect("in the trash");
     assert_eq!(layout(&child, ours.clone()), told("opp---", false));
 
@@ -804,12 +806,12 @@ fn where_an_image_has_nothing_its_object_map_tells() {
         cluster.rbd(&command).expect("an image");
         let uri = cluster.uri(image);
         write(&uri, &[2, 9]);
-        // A stripe is twice as long as what is noted of the image.
+        // A stripe is twice as long as the unit in which the layout is noted.
         let expected = if image == "small" { "--o------o" } else { "--oo----oo" };
         assert_eq!(layout(&uri, ours.clone()), told(expected, false), "{image}");
     }
 
-    // Without a map, or with one that does not count, nothing is known.
+    // Without an object map, or with an invalid one, nothing is known.
     let uri = cluster.image("without", 8);
     cluster.rbd(&["feature", "disable", "without", "fast-diff,object-map"]).expect("no map");
     assert_eq!(layout(&uri, ours.clone()), (None, false));

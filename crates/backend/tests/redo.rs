@@ -1,4 +1,4 @@
-//! The redo beside an image, and what is made of it when the cache is lost.
+//! The redo beside an image, and what is recovered from it when the cache is lost.
 
 use crate::common::{Driver, OTHER, OURS, frame, open, options, pattern, refused};
 use std::fs;
@@ -48,7 +48,7 @@ fn recovered(uri: &str, look_only: bool) -> Recovered {
     recover(&uri.parse().expect("a URI"), None, look_only).expect("recovered")
 }
 
-/// A file with frames, not the room that is kept for the next header.
+/// Whether it is a file with frames, and not the room that is kept for the next header.
 fn is_group(name: &str) -> bool {
     name.contains("redo.") && !name.ends_with(".new")
 }
@@ -71,7 +71,7 @@ fn g5_a_lost_cache_leaves_the_image_at_its_newest_committed_group() {
     driver
         .other(Transfer::RedoNote { sequence: 25, durable: 24, bytes: 8192, bytes_max: 1 << 20 })
         .expect("noted");
-    // A third one that is written and not committed counts for nothing.
+    // A third group, which is written and not committed, is ignored.
     let name = FrameName { uuid: OURS, generation, group: 3, frame: 0 };
     let token = driver.start_frame(3, 0, &frame(name, 100, &pattern(3, 8192), None));
     driver.wait(token).0.expect("a frame");
@@ -93,7 +93,7 @@ fn g5_a_lost_cache_leaves_the_image_at_its_newest_committed_group() {
     assert!(after[16 * 4096..100 * 4096] == before[16 * 4096..100 * 4096]);
     assert_eq!(leftovers(dir.path()), Vec::<String>::new());
     assert!(recovered(&uri, false).given_up.is_none(), "a second time there is nothing left");
-    // Anybody may have the image, and the lost cache is too late.
+    // Any cache may have the image now, and the lost cache is too late.
     let late = OpenOptions { dirty: true, generation: Some(generation), ..grouped(OURS) };
     assert!(refused(&uri, late).contains("must not be written over it"));
     serve(&uri, grouped(OTHER)).0.close(true).expect("closed");
@@ -159,7 +159,7 @@ fn what_is_in_the_image_leaves_the_redo_and_a_release_leaves_nothing() {
     assert_eq!(leftovers(dir.path()), Vec::<String>::new());
 }
 
-/// Groups that the loss of the cache would leave now.
+/// Number of groups that would be found if the cache were lost now.
 fn recovered_groups(uri: &str, driver: Driver) -> usize {
     drop(driver);
     recovered(uri, true).groups
@@ -234,7 +234,7 @@ fn a_clean_attach_leaves_no_redo_that_could_take_the_image_back() {
     let (mut driver, generation) = serve(&uri, grouped(OURS));
     commit(&mut driver, generation, 1, 1, &pattern(1, 64 << 10));
     drop(driver);
-    // The cache had nothing dirty, but the trim did not get through before the kill.
+    // The cache has nothing dirty, but the redo was not trimmed before the kill.
     let (driver, _) = serve(&uri, grouped(OURS));
     assert_eq!(leftovers(dir.path()).iter().filter(|name| is_group(name)).count(), 0);
     assert_eq!(recovered_groups(&uri, driver), 0);

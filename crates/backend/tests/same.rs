@@ -1,4 +1,5 @@
-//! A cache drains only into the file or device that it belongs to, whatever that is called today.
+//! A cache drains only into the file or device that the data belongs to, whatever that image is
+//! called now.
 
 use crate::common::{Driver, OTHER, OURS, open, options, refused};
 use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
@@ -13,7 +14,7 @@ use tidepool_backend::{BackendUri, OpenOptions, OwnerState, abandon, confirm};
 
 const MIB: u64 = 1 << 20;
 
-/// A directory for images and one for the records of devices.
+/// A directory for images, and a directory for the records of devices.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -32,13 +33,13 @@ impl Place {
         self.0.path().join("state")
     }
 
-    /// Says that a device is that of a record.
+    /// Confirms that a device is the one of a record.
     fn confirm(&self, path: &Path, record: Option<&Path>) -> Result<(), String> {
         let uri: BackendUri = uri(path).parse().expect("a URI");
         confirm(&uri, Some(&self.state()), record).map(drop).map_err(|e| e.to_string())
     }
 
-    /// A cache that holds nothing dirty.
+    /// Options of a cache that holds nothing dirty.
     fn clean(&self, cache_uuid: [u8; 16]) -> OpenOptions {
         OpenOptions { state_dir: Some(self.state()), ..options(cache_uuid) }
     }
@@ -47,7 +48,7 @@ impl Place {
         OpenOptions { dirty: true, ..self.clean(cache_uuid) }
     }
 
-    /// The cache has the image for a moment, and ends as told: with dirty data, clean, or by a kill.
+    /// The cache opens the image and ends as `end` says: with dirty data, clean, or by a kill.
     fn has(&self, path: &Path, how: OpenOptions, end: End) {
         let opened = open(&uri(path), how).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         match end {
@@ -74,7 +75,7 @@ fn run(program: &str, arguments: &[&str]) -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Tries something for two seconds at most; whether it was done.
+/// Repeats `done` for two seconds at most; returns whether it succeeded.
 fn soon(mut done: impl FnMut() -> bool) -> bool {
     (0..100).any(|attempt| {
         if attempt > 0 {
@@ -91,7 +92,8 @@ fn loop_control(number: u32, request: libc::Ioctl) -> bool {
     unsafe { libc::ioctl(control.as_raw_fd(), request, libc::c_long::from(number)) >= 0 }
 }
 
-/// A loop device over a part of a file, gone with the test. Its number is one that nobody looks for a free one at.
+/// A loop device over a part of a file, removed with the test. Its number is one at which no
+/// program looks for a free device.
 struct Loop(PathBuf, u32);
 
 impl Loop {
@@ -111,7 +113,7 @@ impl Loop {
         Some(made)
     }
 
-    /// Over another part of a file, under the name that it has.
+    /// Attaches another part of a file under the name of this device.
     fn becomes(&self, file: &Path, offset: u64, bytes: u64) {
         run("losetup", &["--detach", &self.0.to_string_lossy()]).expect("detached");
         self.attach(file, offset, bytes);
@@ -120,7 +122,7 @@ impl Loop {
     fn attach(&self, file: &Path, offset: u64, bytes: u64) {
         let name = self.0.to_string_lossy().into_owned();
         let (file, offset, bytes) = (file.to_string_lossy(), offset.to_string(), bytes.to_string());
-        // The kernel detaches it when its last user is gone, which may be a moment later.
+        // The kernel detaches it when its last user has closed it, which may be a moment later.
         let attached =
             soon(|| run("losetup", &["--offset", &offset, "--sizelimit", &bytes, &name, &file]).is_some());
         assert!(attached, "{name} cannot be attached");
@@ -130,12 +132,12 @@ impl Loop {
 impl Drop for Loop {
     fn drop(&mut self) {
         let _ = run("losetup", &["--detach", &self.0.to_string_lossy()]);
-        // It is free a moment after its last user has let go of it.
+        // The device is free a moment after its last user has closed it.
         let _ = soon(|| loop_control(self.1, Loop::REMOVE));
     }
 }
 
-/// A disk in memory, which has no name that lasts. Gone with the test.
+/// A memory disk, which has no lasting name. Removed with the test.
 struct MemoryDisk(String);
 
 impl MemoryDisk {
@@ -172,13 +174,13 @@ fn two_parts_of_a_file_are_two_devices_and_each_is_known_again_under_another_nam
         let told = refused(&uri(&device.0), place.clean(stranger));
         assert!(told.contains("owned by another cache"), "{told}");
     }
-    // Each of them under the other one's name.
+    // Each device has the name of the other device now.
     first.becomes(&file, 8 * MIB, 8 * MIB);
     second.becomes(&file, 0, 8 * MIB);
     place.has(&first.0, place.dirty(OTHER), End::Dirty);
     place.has(&second.0, place.dirty(OURS), End::Killed);
     place.has(&second.0, place.dirty(OURS), End::Dirty);
-    // A third part under both names.
+    // A third part of the file under both names.
     for device in [&first, &second] {
         device.becomes(&file, 16 * MIB, 8 * MIB);
         let told = refused(&uri(&device.0), place.dirty(OURS));
@@ -193,7 +195,7 @@ fn a_device_that_is_reached_in_two_ways_is_one() {
     let Some(one) = Loop::over(&file, 0, 8 * MIB) else { return };
     let Some(other) = Loop::over(&file, 0, 8 * MIB) else { return };
     let opened = open(&uri(&one.0), place.clean(OURS)).expect("opened");
-    // Also for the same cache, which has it as another volume.
+    // Also for the same cache, which opens it as another volume.
     for how in [place.clean(OURS), place.dirty(OURS), place.clean(OTHER)] {
         let told = refused(&uri(&other.0), how);
         assert!(told.contains("holds its lock"), "{told}");
@@ -220,7 +222,7 @@ fn a_device_whose_names_have_changed_is_the_one_that_its_operator_names() {
     let record = Path::new(record.split_whitespace().next().expect("a path"));
     let told = place.confirm(&moved.0, None).expect_err("no name says so");
     assert!(told.contains(&*record.to_string_lossy()), "{told}");
-    // While the record's device is served, nobody else is that device.
+    // While the device of the record is served, no other device can be that device.
     let opened = open(&uri(&device.0), place.dirty(OURS)).expect("opened");
     let told = refused(&uri(&moved.0), place.dirty(OURS));
     assert!(!told.contains("--record"), "{told}");
@@ -278,7 +280,7 @@ fn a_device_without_a_lasting_name_is_known_while_it_is_there_and_then_has_to_be
     let told = refused(&uri(&path), place.dirty(OURS));
     assert!(told.contains("nothing tells whether this is the device") && !told.contains('\n'), "{told}");
     let record = told.rsplit("--record ").next().expect("a record").to_owned();
-    // A cache that holds nothing dirty of it takes it for a new one.
+    // A cache that holds nothing dirty of the device takes it for a new one.
     place.has(&path, place.clean(OTHER), End::Clean);
     let confirmed = |record: Option<&Path>| place.confirm(&path, record);
     let told = confirmed(None).expect_err("it has a record now");
@@ -317,7 +319,7 @@ fn a_file_that_was_replaced_is_another_one() {
         Driver::new(opened.backend).close(true).expect("closed");
         fs::remove_file(place.0.path().join("image.tidepool")).expect("the record");
     }
-    // A clock that was ahead looks like that, too, and its operator says so.
+    // A clock that was ahead looks the same; the operator confirms the image.
     let path = place.file("image", 8 * MIB);
     run("touch", &["--date", "2100-01-01", &path.to_string_lossy()]).expect("a time to come");
     place.has(&path, place.clean(OURS), End::Killed);
@@ -328,7 +330,7 @@ fn a_file_that_was_replaced_is_another_one() {
     place.has(&path, place.dirty(OURS), End::Killed);
     place.has(&path, place.dirty(OURS), End::Clean);
     fs::remove_file(place.0.path().join("image.tidepool")).expect("the record");
-    // A user who knows that a copy is the image says so.
+    // A user who knows that a copy is the image confirms it.
     let path = place.file("image", 8 * MIB);
     place.has(&path, place.clean(OURS), End::Dirty);
     fs::rename(place.file("copy", 8 * MIB), &path).expect("replaced");
@@ -336,7 +338,7 @@ fn a_file_that_was_replaced_is_another_one() {
     place.has(&path, place.dirty(OURS), End::Clean);
 }
 
-/// Changes what a record says, as another file system or an earlier release would have had it.
+/// Changes a record, as if another file system or an earlier release had written it.
 fn rewrite(record: &Path, change: impl FnOnce(&mut serde_json::Map<String, serde_json::Value>)) {
     let text = fs::read(record).expect("a record");
     let mut said: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
@@ -372,7 +374,7 @@ fn a_device_that_an_earlier_release_has_recorded_is_known_on_and_on_once_it_is_c
     let file = place.file("disk", 8 * MIB);
     let Some(device) = Loop::over(&file, 0, 8 * MIB) else { return };
     place.has(&device.0, place.clean(OURS), End::Dirty);
-    // That release called the record by the file below, and said nothing of what the device is.
+    // That release named the record after the file below, and did not write which device it was.
     let found =
         fs::read_dir(place.state()).expect("a directory").map(|entry| entry.expect("an entry").path());
     let records = found.filter(|path| path.extension().is_some_and(|name| name == "tidepool"));
@@ -403,7 +405,7 @@ fn a_file_goes_by_all_of_its_names_or_is_refused() {
     assert!(told.contains("2 names (hard links)"), "{told}");
     place.has(&path, place.dirty(OURS), End::Dirty);
     fs::remove_file(&link).expect("removed");
-    // With its record it may go elsewhere.
+    // Together with its record the file may be moved.
     let moved = place.0.path().join("moved");
     fs::rename(&path, &moved).expect("moved");
     let told = refused(&uri(&moved), place.dirty(OURS));
@@ -412,10 +414,12 @@ fn a_file_goes_by_all_of_its_names_or_is_refused() {
     place.has(&moved, place.dirty(OURS), End::Clean);
 }
 
-/// Runs something where what it mounts is seen by nobody else, and goes with it. `None` where this user may not mount.
+/// Runs `work` with mounts that no other process sees and that end with it. `None` where this user
+/// may not mount.
 fn with_own_mounts<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     let own = || {
-        // SAFETY: this thread has nothing that it shares with others but for its mounts, which it does not share from now on.
+        // SAFETY: the thread shares nothing with others except its mounts, which it does not share
+        // from now on.
         unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.ok()?;
         mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).ok()?;
         Some(work())
@@ -447,7 +451,8 @@ fn a_file_that_is_mounted_by_itself_is_refused_where_its_record_cannot_be_seen()
         }
         let report = crate::common::check(&uri(&elsewhere), &place.clean(OTHER));
         assert!(!report.usable, "{report:?}");
-        // Under its own name it is what it was, also where it is mounted over itself, and another cache is told whose it is.
+        // Under its own name it is the same image, also where it is mounted over itself, and
+        // another cache learns who owns it.
         mount_bind(&path, &path).expect("mounted");
         let told = refused(&uri(&path), place.clean(OTHER));
         assert!(told.contains("owned by another cache"), "{told}");
@@ -455,14 +460,14 @@ fn a_file_that_is_mounted_by_itself_is_refused_where_its_record_cannot_be_seen()
         fs::remove_file(place.0.path().join("vm/image.tidepool")).expect("its record");
         told_of(&path, place.clean(OURS));
 
-        // Another file over its name.
+        // Another file is mounted over its name.
         let image = place.file("vm/second", 8 * MIB);
         place.has(&image, place.clean(OURS), End::Dirty);
         mount_bind(&path, &image).expect("mounted");
         let told = refused(&uri(&image), place.dirty(OURS));
         assert!(told.contains("must not be written over it"), "{told}");
 
-        // With its directory its record is there.
+        // With its directory, its record is there too.
         let dir = place.0.path().join("whole");
         fs::create_dir(&dir).expect("a directory");
         mount_bind(path.parent().expect("a directory"), &dir).expect("mounted");
@@ -508,7 +513,8 @@ fn a_copy_that_shares_its_blocks_is_another_file() {
     }
 }
 
-/// Devices change their names while nobody looks: whatever is accepted is what it was.
+/// Disks change their names between opens. If an open of a volume with dirty data succeeds, the
+/// disk under the name is the one to which the data belongs.
 #[test]
 fn among_two_hundred_swaps_nothing_dirty_goes_to_another_device() {
     const DISKS: u64 = 4;
@@ -526,7 +532,8 @@ fn among_two_hundred_swaps_nothing_dirty_goes_to_another_device() {
         state ^= state << 17;
         state % n
     };
-    // The disk under each name, and the one whose data the volume of that name has, if any is dirty.
+    // `under`: the disk under each name. `dirty`: the disk whose data the volume of that name
+    // holds, if any is dirty.
     let mut under = [0, 1];
     let mut dirty: [Option<u64>; 2] = [None, None];
     let (mut accepted, mut turned_away) = (0, 0);

@@ -11,83 +11,84 @@ use tidepool_engine::api::BLOCK_BYTES;
 
 /// Smallest cache in bytes.
 pub const CACHE_BYTES_MIN: u64 = 64 << 20;
-/// Tries to lock a block device; udev locks one for a moment when it looks at it.
+/// Attempts to lock a block device: udev locks a device for a moment when it probes the device.
 const LOCK_TRIES: u32 = 20;
-/// Between two of them.
+/// Pause between two attempts to lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
-/// How long the lock of a process that has died is waited for: the kernel holds its files open until
-/// the last request of its io_uring has ended.
+/// Longest wait for the lock of a process that has died. The kernel keeps the files of such a
+/// process open until the last request of its io_uring has ended.
 const DYING_WAIT: Duration = Duration::from_secs(30);
-/// Bytes at either end of a device that must be zero before it counts as unused: every common
-/// partition table, file system and volume manager leaves a mark there.
+/// Bytes at either end of a device that must be zero before the device counts as unused: every
+/// common partition table, file system and volume manager leaves a mark within these bytes.
 const BLANK_BYTES: u64 = 1 << 20;
 
-/// What the kernel calls file systems in memory: tmpfs and ramfs (`statfs(2)`).
+/// Types of the file systems that keep files in memory, tmpfs and ramfs (`statfs(2)`).
 const IN_MEMORY: [u32; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// Those that write what is overwritten to another place: Btrfs, ZFS, bcachefs.
+/// Types of the file systems that write overwritten data to another place: Btrfs, ZFS, bcachefs.
 const COPY_ON_WRITE: [u32; 3] = [0x9123_683e, 0x2fc1_2fc1, 0xca45_1a4e];
-/// A file has less room than its size by so many bytes at least before it counts as one with holes.
+/// A cache file has holes if its allocated bytes are fewer than its size by at least this number.
 const HOLES_BYTES_MIN: u64 = 1 << 20;
 
-/// Why a cache device could not be opened or created; one line each, nothing was changed.
+/// Why a cache device could not be opened or created. Each error is one line, and nothing was
+/// changed.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// There is nothing at the path.
+    /// Nothing exists at the path.
     #[error("{}: no such cache; create it with --cache-size or `tidepool cache format`", .0.display())]
     Missing(PathBuf),
     /// The path names something that cannot be a cache.
     #[error("{}: not a regular file or block device; name another path", .0.display())]
     Kind(PathBuf),
-    /// A new cache would overwrite something.
+    /// A new cache would overwrite something that exists.
     #[error("{}: already exists; name another path, or remove it first", .0.display())]
     Exists(PathBuf),
-    /// The device carries data of another system.
+    /// A new cache would overwrite data: the first or the last MiB of the block device is not zero.
     #[error("{}: the device is not empty; clear it with `wipefs --all` and `blkdiscard` if it is the right one", .0.display())]
     NotBlank(PathBuf),
-    /// Another process has it open.
+    /// Another process has locked the cache, or the kernel uses the block device.
     #[error("{}: in use by {holder}; stop that first, or name another cache", .path.display())]
     InUse {
         /// The cache.
         path: PathBuf,
-        /// Who, as far as can be told.
+        /// The process or system that uses the cache, as far as known.
         holder: String,
     },
-    /// It cannot hold a cache.
+    /// The size is too small for a cache.
     #[error("{}: {size} bytes are too small for a cache; at least {CACHE_BYTES_MIN} are needed", .path.display())]
     TooSmall {
         /// The cache.
         path: PathBuf,
-        /// Its size.
+        /// The size in bytes.
         size: u64,
     },
-    /// The file system has no room for it.
+    /// The file system or block device has too little room.
     #[error("{}: no room for a cache of {wanted} bytes{}; choose a smaller --cache-size or free some space",
         .path.display(), free.map(|f| format!(" ({f} are free)")).unwrap_or_default())]
     DiskFull {
         /// The cache.
         path: PathBuf,
-        /// The size asked for.
+        /// The requested size in bytes.
         wanted: u64,
-        /// What the file system says is free.
+        /// The free bytes of the file system, or the size of the block device; `None` if unknown.
         free: Option<u64>,
     },
-    /// No file may become so large.
+    /// No file may have this size, by the file system or by a limit of the process.
     #[error("{}: no file may have {wanted} bytes here, whatever is free; choose a smaller --cache-size or raise the limit (ulimit -f, LimitFSIZE=)", .path.display())]
     TooLarge {
         /// The cache.
         path: PathBuf,
-        /// The size asked for.
+        /// The requested size in bytes.
         wanted: u64,
     },
-    /// The kernel refused something else.
+    /// The kernel reported another error.
     #[error("{}: cannot {action} the cache: {source}", .path.display())]
     Io {
         /// The cache.
         path: PathBuf,
         /// What was tried.
         action: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -98,8 +99,9 @@ impl CacheError {
     }
 }
 
-/// An open cache device. The lock is on the very descriptor that does the I/O, so a process that can write
-/// has it, and it ends with the process, however that ends.
+/// An open cache device. The lock is held on the file descriptor that does the I/O. So a process
+/// that can write through this descriptor holds the lock, and the lock ends with the process,
+/// however the process ends.
 #[derive(Debug)]
 pub struct CacheFile {
     fd: OwnedFd,
@@ -118,7 +120,8 @@ impl CacheFile {
         CacheFile::open_with(path, OFlags::RDWR)
     }
 
-    /// Opens an existing cache for inspection: nothing can be written. Refused while a daemon has it.
+    /// Opens an existing cache for inspection, without write access. Fails with
+    /// [`CacheError::InUse`] while a daemon has the cache open.
     ///
     /// # Errors
     /// See [`CacheError`].
@@ -127,7 +130,7 @@ impl CacheFile {
     }
 
     fn open_with(path: &Path, access: OFlags) -> Result<CacheFile, CacheError> {
-        // Looked at before it is opened: opening a FIFO or a tape has effects.
+        // The type is checked before the file is opened: opening a FIFO or a tape has side effects.
         let kind = rustix::fs::stat(path).map_err(|e| match e {
             Errno::NOENT | Errno::NOTDIR => CacheError::Missing(path.into()),
             e => CacheError::io(path, "look at", e),
@@ -137,7 +140,8 @@ impl CacheFile {
             FileType::BlockDevice => true,
             _ => return Err(CacheError::Kind(path.into())),
         };
-        // For a block device O_EXCL means: not while it is mounted or part of something else.
+        // On a block device O_EXCL makes the open fail while the device is mounted or part of
+        // another device.
         let exclusive = if block_device { OFlags::EXCL } else { OFlags::empty() };
         let (fd, direct) = open_direct(path, access | exclusive, Mode::empty()).map_err(|e| match e {
             Errno::BUSY => CacheError::InUse {
@@ -156,9 +160,9 @@ impl CacheFile {
         Ok(CacheFile { size_bytes: size / BLOCK_BYTES as u64 * BLOCK_BYTES as u64, ..cache })
     }
 
-    /// Creates a cache file of `size_bytes` (rounded up to a block) and reserves its space, so that a full
-    /// disk shows now. When that fails nothing is left behind. For a block device the size must fit
-    /// and the device be empty.
+    /// Creates a cache file of `size_bytes`, rounded up to a block, and reserves its space, so that
+    /// a full disk is reported now. After a failure no file is left behind. An existing block
+    /// device becomes the cache if it has at least this size and is blank.
     ///
     /// # Errors
     /// See [`CacheError`].
@@ -180,7 +184,7 @@ impl CacheFile {
             e => CacheError::io(path, "create", e),
         })?;
         let cache = CacheFile { fd, path: path.into(), size_bytes: size, direct, block_device: false };
-        // From here on the file is ours: whatever goes wrong, it goes away again.
+        // This call has created the file, so every failure from here on removes the file.
         let ready = cache.lock().and_then(|()| cache.reserve(size));
         if ready.is_err() {
             let _ = fs::remove_file(path);
@@ -188,7 +192,8 @@ impl CacheFile {
         ready.map(|()| cache)
     }
 
-    /// An existing block device as a new cache.
+    /// Makes the first `size` bytes of an existing block device a new cache, if the device is large
+    /// enough and blank.
     fn take_blank(self, size: u64) -> Result<CacheFile, CacheError> {
         if !self.block_device {
             return Err(CacheError::Exists(self.path));
@@ -202,10 +207,11 @@ impl CacheFile {
         Ok(CacheFile { size_bytes: size, ..self })
     }
 
-    /// Both ends are zero: no partition table, file system or cache is on it.
+    /// Whether the first and the last MiB are zero, that is, no partition table, file system or
+    /// cache is there.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The device cannot be read.
     pub fn is_blank(&self) -> Result<bool, CacheError> {
         let mut buf = tidepool_engine::mem::AlignedBuf::zeroed(BLANK_BYTES as usize);
         for start in [0, self.size_bytes.saturating_sub(BLANK_BYTES)] {
@@ -238,7 +244,8 @@ impl CacheFile {
             let holder = holder(self.fd.as_fd());
             let wait = match holder {
                 Some(pid) if has_died(pid) => DYING_WAIT,
-                // Once its parent has noticed its end, a dying holder has no number any more.
+                // When the parent of a dying holder has noticed the holder's end, the kernel's
+                // table of locks names no process for the lock any more.
                 None => DYING_WAIT,
                 _ if self.block_device => LOCK_PAUSE * LOCK_TRIES,
                 _ => Duration::ZERO,
@@ -252,7 +259,8 @@ impl CacheFile {
     }
 
     fn reserve(&self, size: u64) -> Result<(), CacheError> {
-        // Asked first, so that a hopeless size does not fill the disk for a moment.
+        // The free space is checked first, so that a size that cannot fit does not fill the disk
+        // for a moment.
         let free = self.path.parent().and_then(free_bytes);
         let outcome = loop {
             if free.is_some_and(|free| free < size) {
@@ -260,7 +268,8 @@ impl CacheFile {
             }
             match rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), 0, size) {
                 Err(Errno::INTR) => {}
-                // No reservation on this file system: format writes every byte and finds out.
+                // This file system cannot reserve space. The format writes every byte and reports a
+                // full disk.
                 Err(Errno::OPNOTSUPP) => break rustix::fs::ftruncate(&self.fd, size),
                 outcome => break outcome,
             }
@@ -272,36 +281,37 @@ impl CacheFile {
             Errno::FBIG => CacheError::TooLarge { path: self.path.clone(), wanted: size },
             e => CacheError::io(&self.path, "reserve the space of", e),
         })?;
-        // The file's name must survive a power loss as its content does.
+        // The file's name must survive a power loss, as its content does.
         rustix::fs::fsync(&self.fd).map_err(|e| CacheError::io(&self.path, "sync", e))?;
         let directory = self.path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let synced = fs::File::open(directory).and_then(|d| d.sync_all());
         synced.map_err(|e| CacheError::io(&self.path, "sync the directory of", e))
     }
 
-    /// Removes the file again (a format that failed); a block device stays.
+    /// Removes the cache file, for example after a failed format. A block device stays as it is.
     pub fn discard(self) {
         if !self.block_device {
             let _ = fs::remove_file(&self.path);
         }
     }
 
-    /// Its path.
+    /// The path of the cache.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its size in bytes, a multiple of a block.
+    /// Size of the cache in bytes, a multiple of a block.
     pub fn len_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// I/O goes past the page cache.
+    /// Whether I/O bypasses the page cache.
     pub fn direct(&self) -> bool {
         self.direct
     }
 
-    /// What makes it a worse cache than it could be, each a line to be told.
+    /// The properties that make this cache slower or less safe than it could be, one line of text
+    /// each.
     pub fn drawbacks(&self) -> Vec<&'static str> {
         let memory = self.in_memory();
         let all = [
@@ -325,9 +335,10 @@ impl CacheFile {
         all.into_iter().filter_map(|(has, told)| has.then_some(told)).collect()
     }
 
-    /// Less room is allocated than it has bytes.
+    /// Whether the file has holes: its allocated bytes are fewer than its size by
+    /// [`HOLES_BYTES_MIN`] or more.
     fn has_holes(&self) -> bool {
-        /// Unit of `st_blocks`.
+        /// Unit of `st_blocks` in bytes.
         const BLOCKS_BYTES: u64 = 512;
         let allocated = |stat: rustix::fs::Stat| stat.st_blocks as u64 * BLOCKS_BYTES;
         !self.block_device
@@ -335,20 +346,22 @@ impl CacheFile {
                 .is_ok_and(|stat| allocated(stat) + HOLES_BYTES_MIN <= self.size_bytes)
     }
 
-    /// What is overwritten is written to another place.
+    /// Whether the file system writes overwritten data of this file to another place.
     fn copies_on_write(&self) -> bool {
         let of = |found: rustix::fs::StatFs| COPY_ON_WRITE.contains(&(found.f_type as u32));
         let is_off = || rustix::fs::ioctl_getflags(&self.fd).is_ok_and(|flags| flags.contains(IFlags::NOCOW));
         !self.block_device && rustix::fs::fstatfs(&self.fd).is_ok_and(of) && !is_off()
     }
 
-    /// It is on a file system that has a write wait, in the thread that asks for it, while the file is synced: FUSE.
+    /// Whether the cache is on FUSE. There a write blocks the submitting thread while the file is
+    /// synced.
     pub fn has_writers_wait(&self) -> bool {
         let of = |found: rustix::fs::StatFs| found.f_type == libc::FUSE_SUPER_MAGIC;
         !self.block_device && rustix::fs::fstatfs(&self.fd).is_ok_and(of)
     }
 
-    /// It is in memory (tmpfs, ramfs, a RAM disk, zram), and gone when the host loses its power.
+    /// Whether the cache is in memory (tmpfs, ramfs, a RAM disk, zram) and so is lost when the host
+    /// loses its power.
     pub fn in_memory(&self) -> bool {
         if self.block_device {
             let Ok(stat) = rustix::fs::fstat(&self.fd) else { return false };
@@ -361,18 +374,18 @@ impl CacheFile {
         rustix::fs::fstatfs(&self.fd).is_ok_and(|found| IN_MEMORY.contains(&(found.f_type as u32)))
     }
 
-    /// The descriptor.
+    /// The file descriptor that does the I/O.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// Opens with O_DIRECT, or without where the file system refuses that.
+/// Opens with O_DIRECT, or without O_DIRECT where the file system refuses the flag.
 fn open_direct(path: &Path, flags: OFlags, mode: Mode) -> Result<(OwnedFd, bool), Errno> {
     let flags = flags | OFlags::CLOEXEC;
     match rustix::fs::open(path, flags | OFlags::DIRECT, mode) {
         Ok(fd) => Ok((fd, true)),
-        // With O_CREAT the refused call has made the file already.
+        // With O_CREAT, the refused call may have created the file already.
         Err(Errno::INVAL) => {
             let flags = flags.difference(OFlags::EXCL | OFlags::CREATE);
             let made = match rustix::fs::open(path, flags, mode) {
@@ -385,7 +398,7 @@ fn open_direct(path: &Path, flags: OFlags, mode: Mode) -> Result<(OwnedFd, bool)
     }
 }
 
-/// Which process holds the lock on a file, from the kernel's table of locks.
+/// The process that holds the lock on a file, from the kernel's table of locks; `None` if unknown.
 fn holder(fd: BorrowedFd<'_>) -> Option<u32> {
     let stat = rustix::fs::fstat(fd).ok()?;
     let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
@@ -399,14 +412,14 @@ fn holder(fd: BorrowedFd<'_>) -> Option<u32> {
     pid.parse().ok().filter(|pid| *pid > 0)
 }
 
-/// The process has ended; its parent may not have taken notice yet.
+/// Whether the process has ended. Its parent may not have noticed the end yet.
 pub fn has_died(pid: u32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
-        // Others' processes may be hidden there.
+        // Processes of other users may be hidden in /proc.
         let process = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
         return process.is_none_or(|pid| rustix::process::test_kill_process(pid) == Err(Errno::SRCH));
     };
-    // The name in parentheses may hold anything; the state is the word behind the last of them.
+    // The name in parentheses may contain any character. The state is the word behind the last `)`.
     stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X']))
 }
 

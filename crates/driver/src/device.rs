@@ -1,4 +1,4 @@
-//! Blocking, batched access to the cache device for format, recovery and inspection.
+//! Blocking access to the cache device in batches, for format, recovery and inspection.
 
 use crate::CacheFile;
 use io_uring::{IoUring, opcode, types::Fd};
@@ -7,18 +7,18 @@ use std::os::fd::AsRawFd;
 use tidepool_engine::api::IoError;
 use tidepool_engine::device::{Device, DeviceRead};
 
-/// Reads in flight at once: enough for any SSD to show its full speed.
+/// Most reads in flight at once: enough for an SSD to reach its full throughput.
 const DEPTH: u32 = 64;
 
-/// A cache device that blocks its caller.
+/// A cache device whose operations block the caller.
 pub struct BlockingDevice<'a> {
     cache: &'a CacheFile,
-    /// Without one (io_uring is not allowed here) reads go one by one.
+    /// `None` where io_uring cannot be used: reads then run one after the other.
     ring: Option<IoUring>,
 }
 
 impl CacheFile {
-    /// Blocking access to it.
+    /// Blocking access to this cache.
     pub fn blocking(&self) -> BlockingDevice<'_> {
         BlockingDevice { cache: self, ring: IoUring::new(DEPTH).ok() }
     }
@@ -32,7 +32,7 @@ fn errno(error: Errno) -> IoError {
 }
 
 impl BlockingDevice<'_> {
-    /// Reads what is left of `buf` after its first `done` bytes.
+    /// Reads the rest of `buf` behind its first `done` bytes.
     fn finish_read(&self, offset: u64, buf: &mut [u8], mut done: usize) -> Result<(), IoError> {
         while done < buf.len() {
             match rustix::io::pread(self.cache.fd(), &mut buf[done..], offset + done as u64) {
@@ -45,7 +45,8 @@ impl BlockingDevice<'_> {
         Ok(())
     }
 
-    /// Runs one batch through the ring; each read is submitted once and awaited once.
+    /// Runs one batch through the ring. Each read is submitted once, and its completion is awaited
+    /// once.
     fn read_at_once(&self, ring: &mut IoUring, batch: &mut [DeviceRead<'_>]) {
         assert!(batch.len() <= DEPTH as usize);
         let fd = Fd(self.cache.fd().as_raw_fd());
@@ -54,8 +55,8 @@ impl BlockingDevice<'_> {
                 .offset(read.offset)
                 .build()
                 .user_data(index as u64);
-            // SAFETY: the buffers are borrowed exclusively until this function returns, and it returns
-            // only when every read has completed.
+            // SAFETY: the buffers are borrowed exclusively until this function returns, and this
+            // function returns only when every read has completed.
             unsafe { ring.submission().push(&entry) }.expect("the ring is as deep as a batch is long");
         }
         let mut left = batch.len();
@@ -63,7 +64,8 @@ impl BlockingDevice<'_> {
             if let Err(error) = ring.submit_and_wait(left) {
                 let passing = [libc::EINTR, libc::EAGAIN, libc::EBUSY];
                 let known = error.raw_os_error().is_some_and(|e| passing.contains(&e));
-                // Buffers are in flight: returning would hand memory back that the kernel writes to.
+                // Reads are in flight: a return would release buffers to which the kernel still
+                // writes.
                 assert!(known, "io_uring cannot be entered any more: {error}");
             }
             for done in ring.completion() {
@@ -113,7 +115,8 @@ impl Device for BlockingDevice<'_> {
     }
 
     fn sync(&mut self) -> Result<(), IoError> {
-        // Not repeated when it fails: the second call would succeed without having written anything.
+        // A failed sync is not repeated: a second call could report success although the data was
+        // never written.
         rustix::fs::fdatasync(self.cache.fd()).map_err(errno)
     }
 }

@@ -1,5 +1,5 @@
-//! The way to the kernel: the cache device, opened, locked and preallocated, and the io_uring that the
-//! reactor thread drives device, sockets and timers with.
+//! Access to the kernel: the cache device, which is opened, locked and preallocated here, and the
+//! io_uring through which the reactor thread drives the device, sockets and timers.
 
 mod cache;
 mod clock;

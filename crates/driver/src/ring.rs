@@ -1,5 +1,5 @@
-//! The reactor's io_uring: one thread submits and reaps, the arena is registered, one entry into the
-//! kernel per round.
+//! The reactor's io_uring: one thread submits and reaps, the arena is registered, and a round of
+//! the reactor enters the kernel once, or more often when the submission queue fills up.
 
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
@@ -7,20 +7,22 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-/// Submissions that wait for the next entry into the kernel; a fuller queue enters early.
+/// Length of the submission queue. When the queue is full, the ring enters the kernel at once.
 const SUBMISSIONS_MAX: u32 = 1024;
-/// Completions that the kernel holds before it has to allocate; more than the reactor ever has in flight
-/// in the usual case, and beyond it the kernel keeps them in a list (no completion is lost).
+/// Length of the completion queue: more than the reactor usually has in flight. The kernel keeps
+/// further completions in a list, so that no completion is lost.
 const COMPLETIONS_MAX: u32 = 8192;
-/// Flag of a receive (`IORING_RECVSEND_POLL_FIRST`): wait first, then look.
+/// Flag of a receive (`IORING_RECVSEND_POLL_FIRST`): wait until the socket is readable before the
+/// first attempt to receive.
 const RECEIVE_POLL_FIRST: u16 = 1;
-/// Threads of the kernel that carry out what may sleep, such as syncs of files: the cache device's are not to wait for those of images
-/// that stand still. The kernel has four for each processor unless it is told otherwise.
+/// Most kernel threads for file operations that may block, such as syncs: the syncs of the cache
+/// device must not wait behind the syncs of images that hang. The kernel's default is at most four
+/// per processor.
 const WORKERS_MAX: u32 = 512;
-/// Largest buffer that the kernel registers in one piece.
+/// Largest buffer in bytes that the kernel registers in one piece.
 const REGISTERED_BYTES_MAX: usize = 1 << 30;
 
-/// Why there is no ring.
+/// The io_uring cannot be set up.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot set up io_uring: {0} (Linux 5.19 or newer with io_uring allowed is needed; \
@@ -31,26 +33,27 @@ pub struct RingError(#[from] pub io::Error);
 /// One completed operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
-    /// As given with the operation.
+    /// The number that was given with the operation.
     pub user: u64,
-    /// As the system call would return: negative is an errno.
+    /// The result of the system call; a negative value is a negated errno.
     pub result: i32,
-    /// After a receive: there may be more.
+    /// After a receive: the socket may hold more bytes.
     pub more: bool,
 }
 
 /// An io_uring and the region of memory that is registered with it.
 pub struct Ring {
     ring: IoUring,
-    /// First byte and length of the registered region; length 0 without one.
+    /// Address of the first byte and length of the registered region; length 0 when nothing is
+    /// registered.
     region: (usize, usize),
     enters: u64,
-    /// Reads and writes of files begin on another thread.
+    /// Whether reads and writes of files begin on a kernel thread instead of this thread.
     elsewhere: bool,
 }
 
 impl Ring {
-    /// A ring for the calling thread, which must be the one that uses it.
+    /// A ring for the calling thread. Only this thread may use the ring.
     ///
     /// # Errors
     /// The kernel is too old or io_uring is not allowed.
@@ -60,8 +63,8 @@ impl Ring {
             builder.setup_cqsize(COMPLETIONS_MAX).setup_submit_all().dontfork();
             builder
         };
-        // The newest kernels run completions only when this thread asks for them (no interrupts of
-        // the round); older ones refuse the flags.
+        // Newer kernels can run completions only when this thread asks for completions, so that
+        // completions do not interrupt a round. Older kernels refuse the flags.
         let ring = full()
             .setup_single_issuer()
             .setup_defer_taskrun()
@@ -71,12 +74,14 @@ impl Ring {
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
             return Err(RingError(io::Error::from_raw_os_error(libc::ENOSYS)));
         }
-        // Kernels before 5.15 have no such limit to set, and this thread's rings share it.
+        // Kernels before 5.15 cannot set this limit, so a failure is ignored. All rings of this
+        // thread share the limit.
         let _ = ring.submitter().register_iowq_max_workers(&mut [WORKERS_MAX, 0]);
         Ok(Ring { ring, region: (0, 0), enters: 0, elsewhere: false })
     }
 
-    /// Has reads and writes of files begin on another thread: for a file whose file system has them wait while it syncs
+    /// Sets whether reads and writes of files begin on a kernel thread. This is meant for a cache
+    /// file on a file system that blocks a write while the file is synced
     /// ([`crate::cache::CacheFile::has_writers_wait`]).
     pub fn begin_elsewhere(&mut self, elsewhere: bool) {
         self.elsewhere = elsewhere;
@@ -86,18 +91,18 @@ impl Ring {
         if self.elsewhere { squeue::Flags::ASYNC } else { squeue::Flags::empty() }
     }
 
-    /// Registers memory, so that device transfers inside of it need no page lookups. Returns the
-    /// kernel's refusal (usually the limit of locked memory); the ring works without, a little slower.
+    /// Registers memory, so that reads and writes of files with a buffer in this memory need no
+    /// page lookups. After a failure the ring works as before, with page lookups.
     ///
     /// # Errors
-    /// What the kernel said; harmless.
+    /// The kernel refuses, usually because of the limit of locked memory.
     ///
     /// # Safety
     /// `ptr` and `len` are one allocation that lives as long as the ring.
     pub unsafe fn register(&mut self, ptr: *mut u8, len: usize) -> io::Result<()> {
         assert_eq!(self.region.1, 0, "one region per ring");
-        // Huge pages make registration and translation cheaper; without them nothing breaks.
-        // SAFETY: advice on memory that the caller vouches for; it does not change the content.
+        // Huge pages make registration and translation cheaper, but are not needed.
+        // SAFETY: the caller guarantees the memory; the advice does not change its content.
         unsafe { libc::madvise(ptr.cast(), len, libc::MADV_HUGEPAGE) };
         let pieces: Vec<libc::iovec> = (0..len)
             .step_by(REGISTERED_BYTES_MAX)
@@ -106,18 +111,18 @@ impl Ring {
                 iov_len: REGISTERED_BYTES_MAX.min(len - start),
             })
             .collect();
-        // SAFETY: the memory outlives the ring, as the caller vouches.
+        // SAFETY: the caller guarantees that the memory outlives the ring.
         unsafe { self.ring.submitter().register_buffers(&pieces)? };
         self.region = (ptr as usize, len);
         Ok(())
     }
 
-    /// Times that the ring entered the kernel.
+    /// Number of times that the ring entered the kernel.
     pub fn enters(&self) -> u64 {
         self.enters
     }
 
-    /// The registered piece that holds all of `ptr..ptr + len`.
+    /// Index of the registered piece that holds all of `ptr..ptr + len`; `None` if no piece does.
     fn registered(&self, ptr: *const u8, len: usize) -> Option<u16> {
         let start = (ptr as usize).checked_sub(self.region.0)?;
         let fits = start < self.region.1 && len <= self.region.1 - start;
@@ -125,17 +130,17 @@ impl Ring {
         (fits && first == last).then_some(first as u16)
     }
 
-    /// Queues an operation, entering the kernel first when the queue is full.
+    /// Queues an operation. When the queue is full, enters the kernel first.
     ///
     /// # Safety
     /// All memory that the entry names stays valid until its completion is reaped.
     unsafe fn push(&mut self, entry: squeue::Entry) {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller guarantees the entry's memory.
         while unsafe { self.ring.submission().push(&entry) }.is_err() {
             self.enters += 1;
             if let Err(error) = self.ring.submit() {
-                // Too many completions wait in the kernel: they are fetched by this very call next
-                // time round, so trying again ends.
+                // The kernel holds too many completions, lacks memory at the moment, or a signal
+                // interrupted the call. Each of these conditions passes, so the ring tries again.
                 let passing = [libc::EBUSY, libc::EAGAIN, libc::EINTR];
                 let known = error.raw_os_error().is_some_and(|e| passing.contains(&e));
                 assert!(known, "io_uring does not take submissions any more: {error}");
@@ -146,7 +151,8 @@ impl Ring {
     /// Reads `len` bytes at `offset` of a file.
     ///
     /// # Safety
-    /// `ptr..ptr + len` is valid and nobody else touches it until the completion is reaped.
+    /// `ptr..ptr + len` is valid, and nothing else reads or writes this memory until the completion
+    /// is reaped.
     pub unsafe fn read(&mut self, user: u64, fd: BorrowedFd<'_>, offset: u64, ptr: *mut u8, len: u32) {
         let fd = Fd(fd.as_raw_fd());
         let entry = match self.registered(ptr, len as usize) {
@@ -154,14 +160,15 @@ impl Ring {
             None => opcode::Read::new(fd, ptr, len).offset(offset).build(),
         };
         let entry = entry.flags(self.file_flags());
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller guarantees the memory.
         unsafe { self.push(entry.user_data(user)) };
     }
 
-    /// Writes `len` bytes at `offset` of a file; with `dsync` it completes on stable media.
+    /// Writes `len` bytes at `offset` of a file. With `dsync`, the write completes when the data is
+    /// on stable media.
     ///
     /// # Safety
-    /// `ptr..ptr + len` is valid and nobody changes it until the completion is reaped.
+    /// `ptr..ptr + len` is valid and does not change until the completion is reaped.
     pub unsafe fn write(
         &mut self,
         user: u64,
@@ -179,7 +186,7 @@ impl Ring {
             None => opcode::Write::new(fd, ptr, len).offset(offset).rw_flags(flags).build(),
         };
         let entry = entry.flags(self.file_flags());
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller guarantees the memory.
         unsafe { self.push(entry.user_data(user)) };
     }
 
@@ -190,7 +197,7 @@ impl Ring {
         unsafe { self.push(entry.user_data(user)) };
     }
 
-    /// Completes, once, when the descriptor is readable (or already is).
+    /// Completes once, as soon as the descriptor is readable.
     pub fn poll_readable(&mut self, user: u64, fd: BorrowedFd<'_>) {
         let entry = opcode::PollAdd::new(Fd(fd.as_raw_fd()), libc::POLLIN as u32).build();
         // SAFETY: the entry names no memory.
@@ -202,57 +209,60 @@ impl Ring {
         let entry = opcode::Accept::new(Fd(fd.as_raw_fd()), std::ptr::null_mut(), std::ptr::null_mut())
             .flags(libc::SOCK_CLOEXEC)
             .build();
-        // SAFETY: no address is asked for, so the entry names no memory.
+        // SAFETY: no address is requested, so the entry names no memory.
         unsafe { self.push(entry.user_data(user)) };
     }
 
-    /// Receives from a socket into the message's vectors. With `empty` the kernel is told that nothing is
-    /// there yet, and does not look before it waits.
+    /// Receives from a socket into the message's vectors. `empty` states that the socket holds no
+    /// bytes: the kernel then waits for bytes before the first attempt to receive.
     ///
     /// # Safety
-    /// The header, its vectors and their memory stay valid and untouched until the completion is reaped.
+    /// The header, its vectors and their memory stay valid and untouched until the completion is
+    /// reaped.
     pub unsafe fn recvmsg(&mut self, user: u64, fd: BorrowedFd<'_>, header: *mut libc::msghdr, empty: bool) {
         let fd = Fd(fd.as_raw_fd());
         let poll_first = u16::from(empty) * RECEIVE_POLL_FIRST;
-        // SAFETY: the caller vouches for the header and its vectors.
+        // SAFETY: the caller guarantees the header and its vectors.
         let vectors = unsafe { std::slice::from_raw_parts((*header).msg_iov, (*header).msg_iovlen) };
         let entry = match vectors {
-            // Cheaper: no header has to be copied in and out.
+            // A receive without a header is cheaper: the kernel copies no header in or out.
             [only] => {
                 opcode::Recv::new(fd, only.iov_base.cast(), only.iov_len as u32).ioprio(poll_first).build()
             }
             _ => opcode::RecvMsg::new(fd, header).ioprio(poll_first).build(),
         };
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller guarantees the header, the vectors and their memory.
         unsafe { self.push(entry.user_data(user)) };
     }
 
-    /// Sends the message's vectors to a socket; the kernel goes on after a partial send.
+    /// Sends the message's vectors to a socket. After a partial send the kernel sends the rest.
     ///
     /// # Safety
-    /// The header, its vectors and their memory stay valid and unchanged until the completion is reaped.
+    /// The header, its vectors and their memory stay valid and unchanged until the completion is
+    /// reaped.
     pub unsafe fn sendmsg(&mut self, user: u64, fd: BorrowedFd<'_>, header: *const libc::msghdr) {
         let flags = (libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32;
         let entry = opcode::SendMsg::new(Fd(fd.as_raw_fd()), header).flags(flags).build();
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller guarantees the header, the vectors and their memory.
         unsafe { self.push(entry.user_data(user)) };
     }
 
-    /// Cancels the operations with this `user`; they complete with `ECANCELED` unless they were done. The
-    /// cancellation itself completes as `own`.
+    /// Cancels an operation with this `user`. The operation completes with `ECANCELED` unless it
+    /// was done before. The cancellation itself completes with the number `own`.
     pub fn cancel(&mut self, own: u64, user: u64) {
         let entry = opcode::AsyncCancel::new(user).build();
         // SAFETY: the entry names no memory.
         unsafe { self.push(entry.user_data(own)) };
     }
 
-    /// Hands all queued operations to the kernel and waits for a completion, at most `timeout`
-    /// (`Some(ZERO)` does not wait, `None` waits for ever).
+    /// Hands all queued operations to the kernel and waits for a completion, at most `timeout`.
+    /// `Some(ZERO)` does not wait; `None` waits without a limit.
     pub fn enter(&mut self, timeout: Option<Duration>) {
         self.enters += 1;
         let outcome = match timeout {
             Some(Duration::ZERO) => {
-                // Completions are only run when they are asked for, so a plain submission is no poll.
+                // The kernel may run completions only in a call that waits for them, so the call
+                // waits with a timeout of zero.
                 let none = Timespec::new();
                 self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&none))
             }
@@ -308,12 +318,13 @@ mod tests {
                 assert_eq!(ring.registered(ptr.wrapping_add(8192), 8192), Some(0));
                 assert_eq!(ring.registered(ptr.wrapping_add(8192), 8193), None);
             }
-            // SAFETY: both halves of the memory live and are left alone until the completions came.
+            // SAFETY: both halves of the memory stay valid and untouched until the completions are
+            // reaped.
             unsafe { ring.write(1, file.as_fd(), 4096, ptr, 4096, true) };
             assert_eq!(wait(&mut ring), (1, 4096));
             ring.datasync(2, file.as_fd());
             assert_eq!(wait(&mut ring), (2, 0));
-            // SAFETY: as above.
+            // SAFETY: as for the write above.
             unsafe { ring.read(3, file.as_fd(), 0, ptr.wrapping_add(8192), 8192) };
             assert_eq!(wait(&mut ring), (3, 8192));
             drop(ring);

@@ -1,6 +1,6 @@
-//! A table of operations in flight, with a capacity that is fixed when it is made.
+//! A table of operations in flight, with a fixed capacity.
 
-/// End mark of the free list.
+/// Marks the end of the free list.
 const NONE: u32 = u32::MAX;
 
 enum Slot<T> {
@@ -8,7 +8,8 @@ enum Slot<T> {
     Free { next: u32 },
 }
 
-/// Values named by small numbers. All memory is taken at the start.
+/// Values that are named by small numbers, their slots. All memory is allocated when the slab is
+/// made.
 pub struct Slab<T> {
     slots: Box<[Slot<T>]>,
     free: u32,
@@ -16,7 +17,7 @@ pub struct Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// Room for `capacity` values.
+    /// A slab with room for `capacity` values.
     pub fn new(capacity: usize) -> Slab<T> {
         assert!(capacity < NONE as usize, "a slab names its slots with 32 bits");
         let slots: Box<[Slot<T>]> = (1..=capacity as u32)
@@ -25,7 +26,8 @@ impl<T> Slab<T> {
         Slab { free: if capacity == 0 { NONE } else { 0 }, slots, len: 0 }
     }
 
-    /// Puts a value in; `None` (and the value dropped) when there is no room.
+    /// Inserts a value and returns its slot. When there is no room, drops the value and returns
+    /// `None`.
     pub fn insert(&mut self, value: T) -> Option<u32> {
         let slot = self.free;
         if slot == NONE {
@@ -39,10 +41,10 @@ impl<T> Slab<T> {
         Some(slot)
     }
 
-    /// Takes a value out.
+    /// Removes and returns the value in a slot.
     ///
     /// # Panics
-    /// If there is none in that slot: an operation would complete twice.
+    /// If the slot holds no value, as when an operation completes twice.
     pub fn remove(&mut self, slot: u32) -> T {
         let vacant = Slot::Free { next: self.free };
         let Slot::Used(value) = std::mem::replace(&mut self.slots[slot as usize], vacant) else {
@@ -61,7 +63,7 @@ impl<T> Slab<T> {
         }
     }
 
-    /// The value in a slot, to change.
+    /// The value in a slot, mutable.
     pub fn get_mut(&mut self, slot: u32) -> Option<&mut T> {
         match self.slots.get_mut(slot as usize) {
             Some(Slot::Used(value)) => Some(value),
@@ -69,22 +71,22 @@ impl<T> Slab<T> {
         }
     }
 
-    /// Values in it.
+    /// Number of values in the slab.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Values that it can hold; slots are smaller than this.
+    /// Number of values that the slab can hold; every slot number is smaller.
     pub fn capacity(&self) -> usize {
         self.slots.len()
     }
 
-    /// There are none.
+    /// Whether the slab holds no value.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// There is no room for another.
+    /// Whether there is no room for another value.
     pub fn is_full(&self) -> bool {
         self.free == NONE
     }

@@ -1,7 +1,8 @@
 //! Where the mean time of a request goes, hop by hop, and which hop is the bottleneck.
 //!
-//! The parts of a request are cut out of the client's mean, one after the other, so they always add up to it. What is left over has no
-//! counter of its own: it is *not accounted*, and never the bottleneck.
+//! The parts of a request are subtracted from the client's mean, one after another, so that they
+//! always add up to it. What remains has no counter of its own: it is *not accounted*, and never
+//! the bottleneck.
 
 use std::collections::BTreeMap;
 
@@ -16,50 +17,52 @@ use crate::results::{Durability, Run};
 use crate::testbed::HOST_SSDS;
 use crate::words;
 
-/// A part of a request's way, in the order of the way.
+/// A part of a request's path, in the order of the path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
-    /// What nobody has counted: the load generator, its way to what serves it, and whatever else lies between counters.
+    /// Not counted: the load generator, its path to the server, and everything between counters.
     NotAccounted,
-    /// A cache's daemon, waits for room in the cache included.
+    /// Daemon of a cache, including waits for room in the cache.
     CacheDaemon,
-    /// Packets on their way between nodes.
+    /// Packets between nodes.
     Network,
-    /// The SSD of a cache on the host.
+    /// SSD of a cache on the hypervisor.
     CacheSsd,
-    /// An iSCSI gateway with its initiator: from the client to the gateway's librbd and back, without the network.
+    /// iSCSI gateway with its initiator: from the client to the gateway's librbd and back, without
+    /// the network.
     Gateway,
-    /// An NBD server on the hypervisor: from the client to the server's librbd and back.
+    /// NBD server on the hypervisor: from the client to the server's librbd and back.
     NbdServer,
-    /// A guest with its QEMU: from the client in it to QEMU's librbd and back.
+    /// Guest with its QEMU: from the client in the guest to QEMU's librbd and back.
     ClientGuest,
-    /// The OSD's queue.
+    /// Queue of the OSD.
     OsdQueue,
-    /// What else the OSD does.
+    /// Other work of the OSD.
     OsdOther,
-    /// Reading from the store.
+    /// Read from the store.
     StoreRead,
-    /// The store prepares a write.
+    /// Preparation of a write in the store.
     StorePrepare,
-    /// The data device.
+    /// Data device of the store.
     DataDevice,
-    /// Waiting for the thread that commits.
+    /// Wait for the thread that commits.
     KvQueue,
-    /// A flush of the data device before that.
+    /// Flush of the data device before a commit.
     KvFlush,
-    /// The database's commit.
+    /// Commit of the database.
     KvCommit,
     /// Waiting for room in the journal.
     JournalWait,
-    /// The journal.
+    /// Journal.
     Journal,
-    /// Replicas that take longer: than the OSD's own store, or, on a second hypervisor's SSD, than the own one.
+    /// Extra time of second copies: of a replica over the OSD's own store or, with a second
+    /// hypervisor's SSD, of that SSD over the own hypervisor's SSD.
     Replica,
 }
 
 impl Part {
-    /// All, in the order of the way.
+    /// All parts, in the order of the path.
     pub const ALL: [Part; 18] = [
         Part::NotAccounted,
         Part::CacheDaemon,
@@ -81,7 +84,7 @@ impl Part {
         Part::Replica,
     ];
 
-    /// What it is.
+    /// Name of the part for reports.
     pub fn title(self) -> &'static str {
         match self {
             Part::NotAccounted => "not accounted",
@@ -106,26 +109,27 @@ impl Part {
     }
 }
 
-/// Up to which factor the requests that librbd has counted are those of the clients: windows differ by a moment.
+/// Up to this factor between them, the requests that librbd counted are taken for those that the
+/// clients sent: the two windows differ by a moment.
 const SAME_REQUESTS: f64 = 1.25;
 
-/// Time in one part.
+/// Time of one part.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Share {
-    /// Which part.
+    /// The part.
     pub part: Part,
-    /// Mean over all requests, in microseconds.
+    /// Mean over all requests in microseconds.
     pub mean_us: f64,
 }
 
-/// The mean time of a read or a write, in parts.
+/// The mean time of reads or of writes, divided into parts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Hops {
     /// Requests per second.
     pub iops: f64,
-    /// All of it, in microseconds.
+    /// Mean time of a request in microseconds.
     pub mean_us: f64,
-    /// Its parts that are above 0, in the order of the way; they add up to it.
+    /// The parts above 0, in the order of the path. They add up to `mean_us`.
     pub parts: Vec<Share>,
 }
 
@@ -140,7 +144,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// What it is, of one request.
+    /// Name of the kind for one request.
     pub fn title(self) -> &'static str {
         match self {
             Side::Read => "read",
@@ -149,12 +153,12 @@ impl Side {
     }
 }
 
-/// The largest hop.
+/// The largest part.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Bottleneck {
-    /// Of reads or of writes: of those that clients wait for longer in all.
+    /// Reads or writes: the kind for which clients wait longer in total.
     pub side: Side,
-    /// Which part.
+    /// The part.
     pub part: Part,
     /// Its part of the mean time of such a request, from 0 to 1.
     pub share: f64,
@@ -166,16 +170,18 @@ impl std::fmt::Display for Bottleneck {
     }
 }
 
-/// What a device was busy with.
+/// Load of a device.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Load {
-    /// Its name.
+    /// Name of the device.
     pub device: String,
-    /// Commands per second. None without samples of the run.
+    /// Commands per second. None if the run has no samples.
     pub commands_per_s: Option<f64>,
-    /// Mean time of a command in microseconds, its wait in the device included; a flush is one too.
+    /// Mean time of a command in microseconds, including its wait in the device. Flushes count as
+    /// commands.
     pub command_us: f64,
-    /// Commands inside of it at a time, on average: its time over that of the run (Little's law). None without samples.
+    /// Mean number of commands in the device: their total time divided by the length of the run
+    /// (Little's law). None if the run has no samples.
     pub in_flight: Option<f64>,
 }
 
@@ -194,21 +200,21 @@ impl std::fmt::Display for Load {
     }
 }
 
-/// Where the time of a run goes.
+/// Breakdown of a run's time.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Breakdown {
-    /// Reads, if there were any and their way is known.
+    /// Reads, if there were any and their path is known.
     pub reads: Option<Hops>,
-    /// Writes, if there were any and their way is known.
+    /// Writes, if there were any and their path is known.
     pub writes: Option<Hops>,
-    /// The part of blocks that a cache had, from 0 to 1, where one counts them.
+    /// Part of the blocks that were cache hits, from 0 to 1, if a cache counts them.
     pub hit_ratio: Option<f64>,
-    /// Devices, the one with most commands in flight first.
+    /// Devices, sorted by commands in flight, largest first.
     pub devices: Vec<Load>,
 }
 
 impl Breakdown {
-    /// The largest hop, of reads or of writes, whichever clients wait for longer in all.
+    /// The largest part of reads or of writes: of the kind for which clients wait longer in total.
     pub fn bottleneck(&self) -> Option<Bottleneck> {
         let sides = [(Side::Read, &self.reads), (Side::Write, &self.writes)];
         let sides = sides.into_iter().filter_map(|(side, hops)| Some((side, hops.as_ref()?)));
@@ -219,21 +225,21 @@ impl Breakdown {
 }
 
 impl Hops {
-    /// The largest hop of those that were counted.
+    /// The largest of the counted parts.
     pub fn bottleneck(&self, side: Side) -> Option<Bottleneck> {
         let counted = self.parts.iter().filter(|share| share.part != Part::NotAccounted);
         let largest = counted.max_by(|one, two| one.mean_us.total_cmp(&two.mean_us))?;
         Some(Bottleneck { side, part: largest.part, share: largest.mean_us / self.mean_us })
     }
 
-    /// The part of the mean that nobody has counted, from 0 to 1.
+    /// The part of the mean that no counter covers, from 0 to 1.
     pub fn not_accounted(&self) -> f64 {
         let found = self.parts.iter().find(|share| share.part == Part::NotAccounted);
         found.map_or(0.0, |share| share.mean_us / self.mean_us)
     }
 }
 
-/// Cuts parts out of a mean.
+/// Subtracts parts from a mean.
 struct Cut {
     left_us: f64,
     parts: BTreeMap<Part, f64>,
@@ -244,14 +250,14 @@ impl Cut {
         Cut { left_us: mean_us, parts: BTreeMap::new() }
     }
 
-    /// At most what is left belongs to `part`.
+    /// Gives `part` this time, but at most what is left.
     fn take(&mut self, part: Part, us: f64) {
         let us = if us.is_finite() { us.clamp(0.0, self.left_us) } else { 0.0 };
         *self.parts.entry(part).or_insert(0.0) += us;
         self.left_us = (self.left_us - us).max(0.0);
     }
 
-    /// What is left belongs to `part`.
+    /// Gives `part` what is left.
     fn rest(&mut self, part: Part) {
         self.take(part, self.left_us);
     }
@@ -263,7 +269,7 @@ impl Cut {
     }
 }
 
-/// Ceph's stages of a run.
+/// Ceph's hops in a run.
 struct Stages<'a>(&'a [Stage]);
 
 impl Stages<'_> {
@@ -271,18 +277,18 @@ impl Stages<'_> {
         self.0.iter().find(|stage| stage.hop == hop)
     }
 
-    /// Mean of one time, in microseconds; 0 if it did not happen.
+    /// Mean time of a hop in microseconds; 0 if it was not passed.
     fn mean_us(&self, hop: Hop) -> f64 {
         self.find(hop).map_or(0.0, |stage| stage.mean_us)
     }
 
-    /// Mean for each `of`, which may need several or none.
+    /// Mean time of `hop` for each `of`, which may have passed it several times or never.
     fn mean_us_per(&self, hop: Hop, of: Hop) -> f64 {
         let times = |hop| self.find(hop).map_or(0.0, |stage| stage.count as f64);
         if times(of) > 0.0 { self.mean_us(hop) * times(hop) / times(of) } else { 0.0 }
     }
 
-    /// Cuts an OSD's read, of which a part of the requests has one, out of a request.
+    /// Subtracts an OSD's read from a request. `part` is the part of the requests that have one.
     fn read(&self, cut: &mut Cut, part: f64) {
         let osd_us = self.mean_us(Hop::OsdRead) * part;
         let mut inside = Cut::new(osd_us.min(cut.left_us));
@@ -292,11 +298,11 @@ impl Stages<'_> {
         inside.parts.into_iter().for_each(|(part, us)| cut.take(part, us));
     }
 
-    /// Cuts an OSD's write out of a request; a packet is `transit_us` on its way to a replica.
+    /// Subtracts an OSD's write from a request. A packet takes `transit_us` to a replica.
     fn write(&self, cut: &mut Cut, transit_us: f64) {
         let mut inside = Cut::new(self.mean_us(Hop::OsdWrite).min(cut.left_us));
         inside.take(Part::OsdQueue, self.mean_us(Hop::OsdQueue));
-        // A write counts as queued until the flush before its commit is over.
+        // The time in the KV queue includes the flush before the commit.
         let flush_us = self.mean_us(Hop::KvFlush);
         let store = [
             (Part::StorePrepare, self.mean_us(Hop::StorePrepare)),
@@ -318,13 +324,14 @@ impl Stages<'_> {
     }
 }
 
-/// Cuts out what a second copy takes longer than the own one, which is written meanwhile, and its way there and back.
+/// Subtracts the extra time of a second copy over the own copy, written at the same time, and the
+/// way to it and back.
 fn beside(cut: &mut Cut, own_us: f64, second_us: f64, transit_us: f64) {
     cut.take(Part::Replica, second_us - own_us);
     cut.take(Part::Network, 2.0 * transit_us - (own_us - second_us).max(0.0));
 }
 
-/// Mean time of a read or write inside of a cache's daemon in microseconds, where one counts that.
+/// Mean time of a read or write inside a cache's daemon in microseconds, if it counts that.
 fn daemon_us(run: &Run, kind: &str) -> Option<f64> {
     let caches = run.placement.as_object()?;
     let (_, daemon) = caches.iter().find(|(name, _)| words::on_host(name))?;
@@ -332,14 +339,15 @@ fn daemon_us(run: &Run, kind: &str) -> Option<f64> {
     Some(number(format!("{kind}_us"))? / number(format!("{kind}s"))?)
 }
 
-/// The path to the images, and what its librbd counts, where it is one that counts.
+/// The access path and the counters of its librbd, if it has them.
 fn path(run: &Run) -> Option<(Access, &Value)> {
     let counted = run.placement.as_object()?;
     Access::ALL.into_iter().find_map(|access| Some((access, counted.get(access.name())?)))
 }
 
-/// Cuts out the way from a client to the librbd at the end of its access path: what the client waits longer than that has taken. The
-/// client's own side is in it. Nothing is claimed where librbd has seen other requests than clients have sent.
+/// Subtracts the way from a client to the librbd at the end of its access path: the client's time
+/// less the time in librbd. This includes the client's own side. Nothing is subtracted if librbd
+/// counted other requests than the clients sent.
 fn to_librbd(cut: &mut Cut, run: &Run, kind: &str, figures: &Figures, transit_us: f64) {
     let Some((access, counted)) = path(run) else { return };
     let number = |name: String| counted.get(name).and_then(Value::as_f64).unwrap_or(0.0);
@@ -361,12 +369,13 @@ fn to_librbd(cut: &mut Cut, run: &Run, kind: &str, figures: &Figures, transit_us
     way.parts.into_iter().for_each(|(part, us)| cut.take(part, us));
 }
 
-/// Seconds of a run's samples.
+/// Length of a run's samples in seconds.
 fn seconds(run: &Run) -> Option<f64> {
     run.samples.last().map(|sample| sample.at_ms as f64 / 1e3).filter(|seconds| *seconds > 0.0)
 }
 
-/// Cuts out the time inside of a cache's daemon, whose parts are known; what is left of it belongs to `rest`.
+/// Subtracts the time inside a cache's daemon, divided into known parts. The rest of it belongs to
+/// `rest`.
 fn in_daemon(cut: &mut Cut, run: &Run, kind: &str, rest: Part, parts: impl FnOnce(&mut Cut)) {
     let all_us = daemon_us(run, kind);
     let mut inside = Cut::new(all_us.unwrap_or(cut.left_us).min(cut.left_us));
@@ -377,19 +386,21 @@ fn in_daemon(cut: &mut Cut, run: &Run, kind: &str, rest: Part, parts: impl FnOnc
     inside.parts.into_iter().for_each(|(part, us)| cut.take(part, us));
 }
 
-/// What the SSDs of the hypervisors with clients did, all together.
+/// Counts of the SSDs of the hypervisors with clients, together.
 fn own_ssds(run: &Run) -> Counts {
     let own = HOST_SSDS.iter().take(run.hypervisors as usize).filter_map(|name| run.devices.get(*name));
     own.fold(Counts::default(), |sum, counts| sum.plus(*counts))
 }
 
-/// What those SSDs did that take in second copies: those of the other hypervisors. None where there are no such copies.
+/// Counts of the SSDs that take second copies: those of the other hypervisors. None if there are no
+/// such copies.
 fn second_ssds(run: &Run) -> Option<Counts> {
     words::without_copy(&run.cell.placement)?;
     if run.hypervisors > 1 { Some(own_ssds(run)) } else { run.devices.get(HOST_SSDS[1]).copied() }
 }
 
-/// The part of blocks that a cache had: of the one nearest to the client, if there are two.
+/// Part of the blocks that were cache hits. If there are two caches, of the one nearest to the
+/// client.
 fn hit_ratio(run: &Run) -> Option<f64> {
     let caches = run.placement.as_object()?;
     let counting = caches.iter().filter(|(_, cache)| cache.get("hit_blocks").is_some());
@@ -399,18 +410,19 @@ fn hit_ratio(run: &Run) -> Option<f64> {
     (hit + missed > 0.0).then(|| hit / (hit + missed))
 }
 
-/// Mean time of a command in microseconds; 0 if there was none.
+/// Mean time of a command in microseconds; 0 if there were none.
 fn mean_us(total_us: f64, commands: f64) -> f64 {
     if commands > 0.0 { total_us / commands } else { 0.0 }
 }
 
 fn loads(run: &Run) -> Vec<Load> {
     let seconds = seconds(run);
-    // A document may say anything: sums of its numbers are no integers.
+    // A document may contain any numbers. Their sums are computed as floats, because integers might
+    // overflow.
     let commands = |counts: &Counts| counts.reads as f64 + counts.writes as f64 + counts.flushes as f64;
     let total_us = |counts: &Counts| counts.read_us as f64 + counts.write_us as f64 + counts.flush_us as f64;
     let load = |(device, counts): (&String, &Counts)| {
-        // Rates are those of the samples, whose time is known.
+        // Rates come from the samples, whose length is known.
         let sampled = run.samples.iter().filter_map(|sample| sample.devices.get(device));
         let sampled = sampled.fold((0.0, 0.0), |(n, us), c| (n + commands(c), us + total_us(c)));
         Load {
@@ -420,16 +432,16 @@ fn loads(run: &Run) -> Vec<Load> {
             in_flight: seconds.map(|seconds| sampled.1 / 1e6 / seconds),
         }
     };
-    // The SSD of somebody else, on the same testbed, has nothing to do.
+    // SSDs of other placements on the testbed did nothing and are left out.
     let busy = run.devices.iter().filter(|(_, counts)| commands(counts) > 0.0);
     let mut loads: Vec<Load> = busy.map(load).collect();
     loads.sort_by(|one, two| two.in_flight.unwrap_or(0.0).total_cmp(&one.in_flight.unwrap_or(0.0)));
     loads
 }
 
-/// Where the time of a run goes.
+/// The breakdown of a run's time.
 pub fn breakdown(run: &Run) -> Breakdown {
-    // What neighbours do is in the same counters, and nobody tells the two apart.
+    // The counters include the requests of neighbours, which cannot be told apart.
     if run.neighbours.is_some() {
         return Breakdown { devices: loads(run), ..Breakdown::default() };
     }
@@ -439,16 +451,19 @@ pub fn breakdown(run: &Run) -> Breakdown {
     let usable =
         |figures: &&Figures| figures.iops > 0.0 && figures.mean_us.is_finite() && figures.mean_us > 0.0;
     let on_host = words::on_host(&run.cell.placement);
-    // A cache in the client's memory has no counters; what the OSDs do behind it is not what requests wait for.
+    // A cache in the client's memory has no counters, and requests do not wait for the OSDs behind
+    // it.
     let told = run.durability != Durability::Volatile;
-    // There and back; nothing is claimed of a network that does not know.
+    // One way; a round trip takes twice as long. Nothing is attributed to a network that did not
+    // measure its transit times.
     let transit_us = run.transit_us.unwrap_or(0.0);
     let reads = run.reads.as_ref().filter(usable).filter(|_| told).and_then(|figures| {
         let mut cut = Cut::new(figures.mean_us);
         if on_host {
             let hits = hit_ratio?;
             let over_gateway = path(run).is_some_and(|(access, _)| access == Access::Iscsi);
-            // To the gateway, and on to the OSD. Nobody counts how long a miss is in the gateway: what is left is not the daemon's alone.
+            // To the gateway, and on to the OSD. Nothing counts how long a miss is in the gateway,
+            // so that the rest is not only the daemon's.
             let (ways, rest) =
                 if over_gateway && hits < 1.0 { (2.0, Part::NotAccounted) } else { (1.0, Part::CacheDaemon) };
             in_daemon(&mut cut, run, "read", rest, |cut| {
@@ -468,7 +483,7 @@ pub fn breakdown(run: &Run) -> Breakdown {
     let writes = run.writes.as_ref().filter(usable).filter(|_| told).and_then(|figures| {
         let mut cut = Cut::new(figures.mean_us);
         if on_host {
-            // What the OSDs write meanwhile is the cache's drain, which no request waits for.
+            // The OSDs write only the cache's drain, which no request waits for.
             if ssd.writes == 0 {
                 return None;
             }
@@ -491,11 +506,11 @@ pub fn breakdown(run: &Run) -> Breakdown {
     Breakdown { reads, writes, hit_ratio, devices: loads(run) }
 }
 
-/// That of several runs of a cell: means over all of their requests.
+/// The breakdown of several runs of a cell: means over all their requests.
 pub fn combined(runs: &[&Run]) -> Breakdown {
     let all: Vec<Breakdown> = runs.iter().map(|run| breakdown(run)).collect();
     let hits: Vec<f64> = all.iter().filter_map(|one| one.hit_ratio).collect();
-    // One run's devices stand for all: their names may differ from cluster to cluster.
+    // The devices of the first run stand for all, because their names may differ between clusters.
     let devices = all.first().map(|one| one.devices.clone()).unwrap_or_default();
     Breakdown {
         reads: together(all.iter().filter_map(|one| one.reads.as_ref()).collect()),
@@ -627,7 +642,7 @@ mod tests {
         let found = breakdown(&run);
         let (reads, writes) = (found.reads.expect("reads"), found.writes.expect("writes"));
         assert_eq!((part(&reads, Part::Network), part(&reads, Part::NotAccounted)), (1_000.0, 3_000.0));
-        // To the OSD and back; to the replica and back, less what the own store takes longer.
+        // To the OSD and back. To the replica and back, less what the own store takes longer.
         assert_eq!((part(&writes, Part::Network), part(&writes, Part::Replica)), (1_900.0, 0.0));
         assert_eq!(
             reads.bottleneck(Side::Read).expect("one").part,
@@ -658,7 +673,7 @@ mod tests {
             let parts = [Part::Gateway, Part::NbdServer, Part::Network, Part::OsdOther, Part::NotAccounted];
             parts.map(|of| part(hops, of))
         };
-        // Five seconds of samples.
+        // The samples cover five seconds.
         run.placement = counted("iscsi", 400);
         let found = breakdown(&run);
         assert_eq!(parts(&found.reads.expect("reads")), [1_500.0, 0.0, 2_000.0, 6_000.0, 500.0]);
@@ -666,7 +681,7 @@ mod tests {
         run.placement = counted("nbd", 400);
         let found = breakdown(&run).reads.expect("reads");
         assert_eq!(parts(&found), [0.0, 2_500.0, 1_000.0, 6_000.0, 500.0]);
-        // Librbd is in the guest's QEMU, where the kernel's times say nothing of requests.
+        // librbd is in the guest's QEMU. The kernel's times say nothing about requests.
         run.placement = counted("guest", 400);
         run.placement["guest"]["cpu_us"] = 5_000_000.into();
         let found = breakdown(&run).reads.expect("reads");
@@ -674,7 +689,7 @@ mod tests {
         run.placement = serde_json::json!({ "krbd": {"cpu_us": 5_000_000, "cpu_busy_us": 1} });
         let found = breakdown(&run).reads.expect("reads");
         assert_eq!(part(&found, Part::ClientGuest), 0.0, "nobody counts it");
-        // One request of a client was several of librbd's.
+        // One request of a client became several of librbd.
         run.placement = counted("iscsi", 1_600);
         let found = breakdown(&run).reads.expect("reads");
         assert_eq!(parts(&found), [0.0, 0.0, 1_000.0, 6_000.0, 3_000.0]);

@@ -1,4 +1,5 @@
-//! Two documents side by side: what differs in how they were made, and by how much in what came out.
+//! Two documents side by side: the differences in how they were made, and the ratios of their
+//! figures.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,28 +11,31 @@ use crate::stats::{self, Finding, Metric, Ratio, Setting, Summary};
 use crate::suite::{Cell, Suite, Workload};
 use crate::words;
 
-/// How often two documents of the same thing may come out as different.
+/// Highest rate at which two documents of the same thing may be found different.
 const ALPHA: f64 = 0.02;
 
-/// Two documents side by side.
+/// Comparison of two documents.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
-    /// Both ran the same suite.
+    /// Both documents have the same suite, by its SHA-256.
     pub same_suite: bool,
-    /// The releases of Ceph in the first and in the second, where these differ: what came out is then that of two Cephs.
+    /// The releases of Ceph in the first and in the second document, if these differ. The figures
+    /// then compare two releases of Ceph.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub releases: Option<[BTreeSet<u32>; 2]>,
-    /// What else than the figures is not the same, a sentence each.
+    /// Differences other than those of the figures, one sentence each.
     pub differences: Vec<String>,
-    /// What they say together.
+    /// Whether the figures of the documents agree.
     pub agreement: Agreement,
-    /// What both measured, in the first's order.
+    /// The cells that both documents measured, in the order of the first suite: by workload, then
+    /// by placement.
     pub cells: Vec<Row>,
-    /// What only one of them measured, or under one name is two things.
+    /// Cells that only one document measured, and workloads that differ under one name; one
+    /// sentence each.
     pub left_out: Vec<String>,
 }
 
-/// What two documents say together.
+/// Agreement of two documents.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Agreement {
@@ -39,39 +43,41 @@ pub enum Agreement {
     Equal {
         /// Cells that could be compared.
         cells: usize,
-        /// What the widest interval spans to either side, as a factor.
+        /// Factor that the widest interval spans to either side.
         resolved_factor: f64,
     },
-    /// Some do.
+    /// Some cells differ.
     Different {
-        /// How many.
+        /// Number of cells that differ.
         cells: usize,
     },
-    /// No cell was measured on two clusters in both.
+    /// No cell was measured on at least two clusters in both documents.
     Unknown,
 }
 
-/// What came out of one cell. Intervals hold with 98 % for all cells together.
+/// Figures of one cell in both documents. The intervals of each of the three ratios hold at 98 %
+/// for all cells together.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// What was measured.
+    /// The cell that was measured.
     pub cell: Cell,
-    /// In the first document.
+    /// Figures in the first document.
     pub first: Summary,
-    /// In the second.
+    /// Figures in the second document.
     pub second: Summary,
-    /// Requests per second of the second to those of the first.
+    /// Ratio of the requests per second: second document to first document.
     pub iops: Ratio,
-    /// Mean latencies.
+    /// Ratio of the mean latencies: second document to first document.
     pub mean: Ratio,
-    /// 99th percentiles.
+    /// Ratio of the 99th percentiles of the latency: second document to first document.
     pub p99: Ratio,
 }
 
 /// Compares two documents.
 ///
-/// Each cell is tested at [`ALPHA`] divided by their number (Bonferroni; Dunn, "Multiple comparisons among means", JASA 56, 1961), so that two
-/// documents of the same thing come out as different in at most two of a hundred cases, however many cells there are.
+/// Each cell is tested at [`ALPHA`] divided by the number of cells (Bonferroni; Dunn, "Multiple
+/// comparisons among means", JASA 56, 1961). Two documents of the same thing are therefore found
+/// different in at most two of a hundred cases, however many cells there are.
 pub fn compare(first: &Results, second: &Results) -> Comparison {
     let [ours, theirs] = [cells(first), cells(second)];
     let same_suite = first.suite_sha256 == second.suite_sha256;
@@ -103,12 +109,12 @@ pub fn compare(first: &Results, second: &Results) -> Comparison {
     }
 }
 
-/// Cells in the order in which the document has them first.
+/// The cells of a document, each once, in the order of its suite: by workload, then by placement.
 fn cells(results: &Results) -> Vec<&Cell> {
     let mut seen = BTreeSet::new();
     let mut cells: Vec<&Cell> =
         results.runs.iter().map(|run| &run.cell).filter(|cell| seen.insert(*cell)).collect();
-    // Runs are in random order; the suite's is the one that people know.
+    // Runs are in random order; readers know the order of the suite.
     let at = |cell: &Cell| {
         let placement = results.suite.placements.iter().position(|name| *name == cell.placement);
         let workload = results.suite.workloads.iter().position(|workload| workload.name == cell.workload);
@@ -118,7 +124,8 @@ fn cells(results: &Results) -> Vec<&Cell> {
     cells
 }
 
-/// Whether both mean the same by a workload's name. How many depths or placements there are besides makes no difference.
+/// Both suites mean the same workload by `name`. The title, the queue depths, the numbers of
+/// clients and the placements are ignored.
 fn same_workload(first: &Suite, second: &Suite, name: &str) -> bool {
     let plain = |suite: &Suite| {
         let workload = suite.workload(name)?.clone();
@@ -133,7 +140,7 @@ fn same_workload(first: &Suite, second: &Suite, name: &str) -> bool {
     plain(first) == plain(second)
 }
 
-/// What the rows say together, by their requests per second.
+/// Agreement of the rows, decided by requests per second.
 fn agreement(rows: &[Row]) -> Agreement {
     let differs = |row: &&Row| matches!(row.iops.finding, Finding::More | Finding::Less);
     let different = rows.iter().filter(differs).count();
@@ -229,7 +236,8 @@ fn testbeds(results: &Results, of: fn(&crate::results::Testbed) -> &String) -> S
     values.into_iter().collect::<Vec<&str>>().join(", ")
 }
 
-/// What the suites' clusters and lengths are, each with its name.
+/// Quantities of the suites' clusters and the lengths of runs: each with its name and its two
+/// values.
 fn grounds(first: &Suite, second: &Suite) -> Vec<(&'static str, [String; 2])> {
     let of = |what: &'static str, value: fn(&Suite) -> String| (what, [value(first), value(second)]);
     vec![
@@ -340,7 +348,8 @@ mod tests {
         );
     }
 
-    /// A document of the exact form in which clusters differ, with one placement so many times faster.
+    /// A document of the exact form whose clusters differ at random. One placement is faster by a
+    /// factor.
     fn simulated(seed: u64, faster: (&str, f64)) -> Results {
         let mut normal = synthetic::Normal::new(seed);
         let (between, within) = synthetic::SPREADS;
@@ -366,7 +375,8 @@ mod tests {
         results
     }
 
-    /// Of a hundred pairs those of which the second is so many times faster in a placement, and that are called equal.
+    /// Number of pairs, of a hundred, that are called equal. In the second document of a pair one
+    /// placement is `times` times faster.
     fn called_equal(times: f64) -> usize {
         let equal = |pair: &u64| {
             let first = simulated(2 * pair, ("", 1.0));

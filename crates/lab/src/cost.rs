@@ -1,11 +1,13 @@
-//! What a placement costs: how many SSDs it stands on, what each of them brings, and what that is worth at a price that somebody gives.
+//! What a placement costs: the number of SSDs that it stands on, the requests per second of each
+//! SSD, and the cost in money at a given price.
 
 use crate::placement::Arrangement;
 use crate::results::Results;
 use crate::testbed::Ssds;
 use crate::words;
 
-/// How many SSDs a placement stands on in these results. None if it was not measured, or its name is not known.
+/// Number of SSDs that a placement stands on in these results. None if the placement was not
+/// measured, or if its name is not known.
 pub fn ssds(results: &Results, placement: &str) -> Option<u32> {
     let measured = results.runs.iter().any(|run| run.cell.placement == placement);
     let arrangement = measured.then(|| Arrangement::parse(placement).ok()).flatten()?;
@@ -13,21 +15,21 @@ pub fn ssds(results: &Results, placement: &str) -> Option<u32> {
     Some(Ssds::of([&arrangement], ground.hypervisors).count(ground.servers))
 }
 
-/// The class of a placement's SSDs.
+/// Device class of a placement's SSDs.
 pub fn class<'a>(results: &'a Results, placement: &'a str) -> &'a str {
     words::class(placement).unwrap_or(&results.suite.ground.ssd)
 }
 
-/// What an SSD costs, in whatever money: `120`, or `CLASS=120` for one of several classes.
+/// Price of one SSD, in any currency: `120`, or `CLASS=120` for one of several classes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Price {
-    /// The class; None for the suite's own.
+    /// Device class; None for the suite's own SSD class.
     pub class: Option<String>,
-    /// Money.
+    /// Price of one SSD, in any currency.
     pub amount: f64,
 }
 
-/// Reads a price.
+/// Reads a price from its text.
 ///
 /// # Errors
 /// One line that says what is wrong.
@@ -43,15 +45,15 @@ pub fn price(text: &str) -> Result<Price, String> {
     Ok(Price { class, amount })
 }
 
-/// Prices of the SSDs in some results.
+/// Prices of the SSD classes in some results.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Prices(Vec<Price>);
 
 impl Prices {
-    /// Those that were given, of SSDs that there are.
+    /// Checks the given prices against the SSD classes of the results.
     ///
     /// # Errors
-    /// One line that names a class that no placement has, or that has two prices.
+    /// One line that names a class that no placement has, or a class with two prices.
     pub fn new(results: &Results, given: &[Price]) -> Result<Prices, String> {
         let own = &results.suite.ground.ssd;
         let mut classes: Vec<&str> =
@@ -81,35 +83,35 @@ impl Prices {
         self.0.is_empty()
     }
 
-    /// That of one SSD of a class.
+    /// Price of one SSD of a class. None if no price was given for the class.
     pub fn of(&self, class: &str) -> Option<f64> {
         self.0.iter().find(|price| price.class.as_deref() == Some(class)).map(|price| price.amount)
     }
 }
 
-/// What a placement's SSDs bring.
+/// What a placement's SSDs give, and what they cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cost {
-    /// SSDs.
+    /// Number of SSDs.
     pub ssds: u32,
     /// Requests per second of the whole cluster.
     pub iops: f64,
-    /// Money for all SSDs, if it is known.
+    /// Price of all SSDs, if it is known.
     pub money: Option<f64>,
 }
 
 impl Cost {
-    /// Requests per second of each SSD; None without one.
+    /// Requests per second of each SSD. None without an SSD.
     pub fn iops_per_ssd(self) -> Option<f64> {
         (self.ssds > 0).then(|| self.iops / f64::from(self.ssds))
     }
 
-    /// SSDs for a thousand requests per second; None without one.
+    /// SSDs for each 1,000 requests per second. None without an SSD.
     pub fn ssds_per_1000_iops(self) -> Option<f64> {
         (self.ssds > 0).then(|| f64::from(self.ssds) * 1_000.0 / self.iops)
     }
 
-    /// Money for each request per second.
+    /// Price for each request per second. None without a price.
     pub fn money_per_iops(self) -> Option<f64> {
         self.money.map(|money| money / self.iops)
     }

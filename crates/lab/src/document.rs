@@ -1,4 +1,4 @@
-//! Results as a file: read with care, and described by a schema.
+//! The results as a file: how it is written, read and checked, and its schema.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -8,44 +8,44 @@ use serde::Deserialize;
 
 use crate::results::{FORMAT, Results};
 
-/// Why a file holds no results.
+/// Why a file gives no results.
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {path}: {source}")]
     Read {
         /// The file.
         path: String,
-        /// Why.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// It is not JSON.
+    /// The file is not JSON.
     #[error("{path} is not JSON: {source}")]
     NotJson {
         /// The file.
         path: String,
-        /// Where it is not.
+        /// Where and why the text is not JSON.
         source: serde_json::Error,
     },
-    /// It is JSON of another kind.
+    /// The file is JSON, but holds no results.
     #[error("{path} holds no results of the lab: {what}")]
     Other {
         /// The file.
         path: String,
-        /// What is wrong with it.
+        /// What is wrong with the content.
         what: String,
     },
-    /// It is of a format that this program does not know.
+    /// The file has a format that this program does not read.
     #[error(
         "{path} has format {found}, this program reads format {FORMAT}: use the version of tidepool that wrote it"
     )]
     Format {
         /// The file.
         path: String,
-        /// Its format.
+        /// Format of the file.
         found: u64,
     },
-    /// Nothing was measured.
+    /// The file holds no runs and no events.
     #[error("{path} holds no runs: nothing was measured")]
     Empty {
         /// The file.
@@ -53,17 +53,17 @@ pub enum DocumentError {
     },
 }
 
-/// Of every format.
+/// The part that the results have in every format.
 #[derive(Deserialize)]
 struct Head {
     format: u64,
 }
 
-/// Writes a document whole or not at all: what stood there stays until all of the new one is on disk. What is no file, such as a pipe, is
-/// written to as it is.
+/// Writes a document completely or not at all: the old content stays until all of the new content
+/// is on disk. A target that is not a regular file, such as a pipe, is written in place.
 ///
 /// # Errors
-/// What the system says; nothing half-done is left.
+/// The system's error. No partly written file is left.
 pub fn write(out: &Path, text: &str) -> io::Result<()> {
     if fs::metadata(out).is_ok_and(|there| !there.is_file()) {
         return fs::write(out, text);
@@ -81,7 +81,8 @@ pub fn write(out: &Path, text: &str) -> io::Result<()> {
 /// Reads results.
 ///
 /// # Errors
-/// When there is no such file, or it holds something else, another format, or no runs.
+/// When the file cannot be read, holds something else, has another format, or holds no runs and no
+/// events.
 pub fn read(path: &Path) -> Result<Results, DocumentError> {
     let name = path.display().to_string();
     let text = std::fs::read(path).map_err(|source| DocumentError::Read { path: name.clone(), source })?;
@@ -91,7 +92,7 @@ pub fn read(path: &Path) -> Result<Results, DocumentError> {
 /// Reads results from the text of the file `name`.
 ///
 /// # Errors
-/// When it holds something else, another format, or no runs.
+/// When the text is something else, has another format, or holds no runs and no events.
 pub fn parse(name: &str, text: &[u8]) -> Result<Results, DocumentError> {
     let path = name.to_string();
     let other = |what: String| DocumentError::Other { path: path.clone(), what };
@@ -102,7 +103,8 @@ pub fn parse(name: &str, text: &[u8]) -> Result<Results, DocumentError> {
             DocumentError::NotJson { path: path.clone(), source }
         }
     };
-    // The format first: what else a newer one has is not an error of the file.
+    // The format is checked first, so that a field that only a newer format has is not reported as
+    // an error of the file.
     let Head { format } = serde_json::from_slice(text).map_err(wrong)?;
     if format != u64::from(FORMAT) {
         return Err(DocumentError::Format { path, found: format });

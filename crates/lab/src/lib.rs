@@ -1,11 +1,13 @@
-//! What measurements and tests run against: throw-away real Ceph clusters on the loopback interface or in a network of their
-//! own ([`network`]), and emulated devices.
+//! What measurements and tests run against: throw-away real Ceph clusters, on the loopback
+//! interface or in a network of their own ([`network`]), and emulated devices.
 //!
-//! A [`cluster::Cluster`] is a monitor, a manager and a few OSDs on files, up in seconds, gone when it is dropped, and gone too
-//! when the process that started it is killed: its daemons carry a parent-death signal ([`process`]) and its directory
-//! is swept by the next one that needs a directory ([`scratch`]).
+//! A [`cluster::Cluster`] is a monitor, a manager and a few OSDs on files. It is up in seconds. It
+//! is gone when it is dropped, and also when the process that started it is killed: its daemons
+//! carry a parent-death signal ([`process`]), and its directory is swept by the next process that
+//! needs a directory ([`scratch`]).
 //!
-//! A [`plan::plan`] is advice on where SSDs should go, from published rules, an inventory, and results that there are; nothing is measured for it.
+//! A [`plan::plan`] is advice on where SSDs should go, from published rules, an inventory, and
+//! existing results. Nothing is measured for it.
 
 pub mod access;
 pub mod breakdown;

@@ -1,4 +1,4 @@
-//! Mounts: those that a killed process left behind, and those that only one process sees.
+//! Mounts: those that a killed process has left, and those that only one process sees.
 
 use std::ffi::{CString, OsString};
 use std::fs;
@@ -14,7 +14,7 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 /// A mount that this process sees.
 struct Mount {
     point: PathBuf,
-    /// It has a FUSE server.
+    /// Whether the mount has a FUSE server.
     is_fuse: bool,
 }
 
@@ -23,14 +23,15 @@ fn mounts() -> Vec<Mount> {
     table.split(|&byte| byte == b'\n').filter_map(mount).collect()
 }
 
-/// Where something is mounted, for this process.
+/// The mount points that this process sees.
 pub(crate) fn points() -> Vec<PathBuf> {
     mounts().into_iter().map(|mount| mount.point).collect()
 }
 
-/// What is mounted at or below `directory`, the innermost first.
+/// The mounts at or below `directory`, the innermost first.
 fn mounts_below(directory: &Path) -> Vec<Mount> {
-    // The table has no symbolic links. The directory itself is none of the dead mounts, so it can be looked at.
+    // The mount table has no symbolic links. The directory itself is none of the dead mounts, so
+    // resolving it does not hang.
     let Ok(directory) = directory.canonicalize() else { return Vec::new() };
     let mut below = mounts();
     below.retain(|mount| mount.point.starts_with(&directory));
@@ -38,21 +39,23 @@ fn mounts_below(directory: &Path) -> Vec<Mount> {
     below
 }
 
-/// Has every FUSE server of a mount at or below `directory` answer nothing any more: whoever waits for it, be it a thread of the server's own
-/// process, gets an error. It takes root. What is used stays mounted.
+/// Makes every FUSE server of a mount at or below `directory` answer nothing any more. A thread
+/// that waits for such a server, even one of the server's own process, gets an error. Mounts that
+/// are in use stay. Only root can do this.
 pub(crate) fn abort_below(directory: &Path) {
     for mount in mounts_below(directory).iter().filter(|mount| mount.is_fuse) {
-        // By force the kernel ends the connection to the server first. That the mount is in use makes no difference to that.
+        // With this flag the kernel first ends the connection to the server, even if the mount is
+        // in use.
         let _ = unmount(&mount.point, UnmountFlags::FORCE);
     }
 }
 
-/// Unmounts what is mounted at or below `directory`, the innermost first, also if somebody uses it. A server that is gone would make
-/// the directory impossible to remove.
+/// Unmounts everything at or below `directory`, the innermost first, even if it is in use. A mount
+/// whose server is gone would make it impossible to remove the directory.
 pub(crate) fn unmount_below(directory: &Path) {
     for Mount { point, .. } in &mounts_below(directory) {
         if unmount(point, UnmountFlags::DETACH | UnmountFlags::FORCE).is_err() {
-            // Who is not root may unmount what is mounted with FUSE through its helper.
+            // Users other than root may unmount FUSE mounts through FUSE's helper.
             let mut command = Command::new("fusermount3");
             command
                 .args(["-u", "-z"])
@@ -65,8 +68,9 @@ pub(crate) fn unmount_below(directory: &Path) {
     }
 }
 
-/// Makes `command` start with a mount namespace of its own, in which the first directory of each pair stands in the place of the second. What
-/// is mounted or unmounted outside later is so there, too. The mounts go with the process, however that ends. It takes root.
+/// Makes `command` start with a mount namespace of its own, in which the first directory of each
+/// pair is in the place of the second. Mounts and unmounts that are made outside later are seen
+/// inside, too. The mounts end with the process, however it ends. Only root can do this.
 ///
 /// # Errors
 /// A path has a zero byte.
@@ -74,8 +78,8 @@ pub(crate) fn instead(command: &mut Command, pairs: &[(PathBuf, PathBuf)]) -> io
     let text = |path: &Path| CString::new(path.as_os_str().as_bytes());
     let pairs =
         pairs.iter().map(|(from, to)| Ok((text(from)?, text(to)?))).collect::<io::Result<Vec<_>>>()?;
-    // SAFETY: between fork and exec only async-signal-safe system calls are made, and nothing is allocated. It shares no table of
-    // file descriptors anew.
+    // SAFETY: between fork and exec only async-signal-safe system calls are made, and nothing is
+    // allocated. The calls do not unshare the table of file descriptors.
     unsafe {
         command.pre_exec(move || {
             unshare_unsafe(UnshareFlags::NEWNS)?;
@@ -86,8 +90,8 @@ pub(crate) fn instead(command: &mut Command, pairs: &[(PathBuf, PathBuf)]) -> io
     Ok(())
 }
 
-/// A line of mountinfo. Its fifth field is a path, in which some bytes are written as three octal digits after a backslash; what comes after a
-/// field with a dash alone begins with the type.
+/// Parses a line of mountinfo. The fifth field is the mount point, in which some bytes are written
+/// as a backslash and three octal digits. The field after a single dash is the type.
 fn mount(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|&byte| byte == b' ');
     let field = fields.nth(4)?;

@@ -1,6 +1,7 @@
-//! What a client of an NBD server says and hears, with simple replies: the greeting, requests, answers.
+//! The client's side of the NBD protocol, with simple replies: greeting, requests and replies.
 //!
-//! It shares no code with Tidepool's own codec on purpose: a misreading of the protocol that both sides shared would never show.
+//! It shares no code with Tidepool's own codec on purpose: if both sides shared a misreading of the
+//! protocol, no test would show it.
 
 use std::io::{self, Read, Write};
 
@@ -12,11 +13,11 @@ const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 const OPTION_GO: u32 = 7;
 const REPLY_ACK: u32 = 1;
 const REPLY_INFO: u32 = 3;
-/// Fixed newstyle, no zeroes after the export's information.
+/// Fixed newstyle, and no zeroes after the export's information.
 const HANDSHAKE_FLAGS: u32 = 0b11;
-/// Longest option reply that is taken: an error's text.
+/// Longest option reply that is accepted, in bytes: the text of an error.
 const OPTION_REPLY_BYTES_MAX: u32 = 64 << 10;
-/// Bytes of a request without what a write writes.
+/// Bytes of a request without the data of a write.
 const REQUEST_BYTES: usize = 28;
 
 /// Read command.
@@ -26,34 +27,34 @@ pub const WRITE: u16 = 1;
 /// Flush command.
 pub const FLUSH: u16 = 3;
 
-/// What a server said about an export.
+/// What a server reports about an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Export {
-    /// Bytes.
+    /// Size in bytes.
     pub size_bytes: u64,
     /// Transmission flags.
     pub flags: u16,
 }
 
-/// One request's header.
+/// The header of a request.
 #[derive(Debug, Clone, Copy)]
 pub struct Command {
-    /// [`READ`], [`WRITE`] and so on.
+    /// The command: [`READ`], [`WRITE`] and so on.
     pub kind: u16,
     /// Flags of the command.
     pub flags: u16,
-    /// Comes back with the reply.
+    /// A number of the client's choice, which the server returns in its reply.
     pub cookie: u64,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
-/// Why a connection is of no use any more.
+/// Why a connection cannot be used any more.
 #[derive(Debug, thiserror::Error)]
 pub enum NbdError {
-    /// The server broke the protocol, or refuses the export.
+    /// The server broke the protocol, or refused the export.
     #[error("NBD: {0}")]
     Protocol(String),
     /// The connection has ended.
@@ -62,7 +63,7 @@ pub enum NbdError {
 }
 
 impl Command {
-    /// The bytes of its header.
+    /// The bytes of the header.
     pub fn header(&self) -> [u8; REQUEST_BYTES] {
         let mut bytes = [0; REQUEST_BYTES];
         bytes[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
@@ -75,10 +76,10 @@ impl Command {
     }
 }
 
-/// The fixed newstyle handshake up to the transmission phase.
+/// Does the fixed newstyle handshake, up to the transmission phase.
 ///
 /// # Errors
-/// When the server has no such export, or ends the connection.
+/// When the server has no such export, breaks the protocol, or ends the connection.
 pub fn negotiate(input: &mut impl Read, output: &mut impl Write, export: &str) -> Result<Export, NbdError> {
     if read_u64(input)? != INIT_MAGIC || read_u64(input)? != OPTION_MAGIC {
         return Err(NbdError::Protocol("the server does not greet as a newstyle NBD server".into()));
@@ -129,10 +130,10 @@ pub fn negotiate(input: &mut impl Read, output: &mut impl Write, export: &str) -
     found.ok_or_else(|| NbdError::Protocol("the server accepts GO without telling the size".into()))
 }
 
-/// The next reply's errno (0 for success) and cookie. What a read has read follows it.
+/// Reads the next reply: its errno (0 for success) and cookie. The data of a read follows.
 ///
 /// # Errors
-/// When something else comes, or nothing any more.
+/// When something else than a simple reply comes, or the connection ends.
 pub fn reply(input: &mut impl Read) -> Result<(u32, u64), NbdError> {
     let magic = read_u32(input)?;
     if magic != SIMPLE_REPLY_MAGIC {
@@ -159,7 +160,7 @@ fn read_u64(input: &mut impl Read) -> Result<u64, NbdError> {
 mod tests {
     use super::*;
 
-    /// What a server says that has an export of 1 MiB.
+    /// The greeting of a server with an export of 1 MiB.
     fn greeting() -> Vec<u8> {
         let mut said = Vec::new();
         said.extend(INIT_MAGIC.to_be_bytes());

@@ -1,8 +1,11 @@
-//! A network for a cluster on one machine: its nodes are network namespaces, joined by cables to a switch.
+//! A network for a cluster on one machine: its nodes are network namespaces, joined by cables to a
+//! switch.
 //!
-//! A namespace is held by a child that does nothing, a cable is a veth pair, and the switch is a bridge in a namespace of its
-//! own, or, where frames are to take some time, a thread of this process. Nothing of it is ever in the machine's own namespace, and nothing has a name in the filesystem: when the process
-//! that made it ends, however it ends, its children end, and the kernel removes the namespaces with all they hold.
+//! A child process that does nothing holds each namespace. Without a delay, a cable is a veth pair,
+//! and the switch is a bridge in a namespace of its own. With a delay, the switch is a thread of
+//! this process. Nothing of the network is ever in the machine's own namespace, and nothing has a
+//! name in the filesystem. When the process that made the network ends, however it ends, its
+//! children end, and the kernel removes the namespaces with all they hold.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -23,25 +26,26 @@ pub use crate::switch::Transit;
 
 /// Most servers in a network.
 pub const SERVERS_MAX: u32 = 16;
-/// What a node calls its end of its cable.
+/// The name of a node's interface to the switch.
 pub(crate) const LINK: &str = "eth0";
-/// What joins that to guests on the node.
+/// The name of the bridge that joins that interface to guests on the node.
 const GUESTS: &str = "guests";
-/// Nobody has this address of a network card.
+/// A MAC address that no network card has.
 const NOBODY: &str = "02:00:00:00:00:01";
-/// Nobody else is in these namespaces, so every network has the same addresses.
+/// The first three bytes of all addresses. Each network has namespaces of its own, so every network
+/// has the same addresses.
 const SUBNET: [u8; 3] = [10, 213, 0];
-/// The last parts of the addresses: of the client, of the monitor, of the client's peer, and of the first server, whom the others
-/// follow.
+/// The last bytes of the addresses of the client, the monitor, the client's peer, and the first
+/// server; the other servers follow.
 const CLIENT: u8 = 2;
 const MONITOR: u8 = 3;
 const PEER: u8 = 4;
 const SERVER: u8 = 10;
-/// That of the first guest, whom the others follow, and most of them.
+/// The last byte of the first guest's address, which the other guests follow; and the most guests.
 const GUEST: u8 = 100;
 const GUESTS_MAX: u8 = 100;
 
-/// Why there is no network.
+/// Why there is no network, or why it cannot be changed.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
     /// A namespace cannot be made, in most cases because the user is not root.
@@ -56,31 +60,31 @@ pub enum NetworkError {
     /// The program `ip` failed.
     #[error("cannot lay the cables of a network: {0}")]
     Cables(String),
-    /// So many servers are not possible.
+    /// That number of servers is not possible.
     #[error("a network of {0} servers is not possible: use 1 to {SERVERS_MAX}")]
     Servers(u32),
-    /// A delay is asked for, and no network.
+    /// A delay was asked for, but there is no network, or it came up without a delay.
     #[error("a delay needs a network: say how many servers there are")]
     None,
-    /// More guests than there are addresses for.
+    /// There are more guests than addresses for guests.
     #[error("a network has at most {GUESTS_MAX} guests")]
     Guests,
-    /// An OSD is to be on a server that does not exist.
+    /// An OSD is assigned to a server that does not exist.
     #[error("there is no server {0}; the first one is 0")]
     NoServer(u32),
 }
 
-/// A network namespace. It exists as long as there is a clone of this, or a process in it.
+/// A network namespace. It exists as long as a clone of this value exists, or a process in it.
 #[derive(Debug, Clone)]
 pub struct Namespace(Arc<File>);
 
 impl Namespace {
-    /// Makes `command` start in this namespace. No other process stands between the two, so a parent-death signal
-    /// ([`crate::process`]) works as without.
+    /// Makes `command` start in this namespace. There is no process between this process and the
+    /// command, so a parent-death signal ([`crate::process`]) works as without a namespace.
     pub fn enter(&self, command: &mut Command) {
         let namespace = Arc::clone(&self.0);
-        // SAFETY: between fork and exec only one async-signal-safe system call is made, and nothing is allocated. The file
-        // is open as long as the command keeps the closure.
+        // SAFETY: between fork and exec only one async-signal-safe system call is made, and nothing
+        // is allocated. The file is open as long as the command keeps the closure.
         unsafe {
             command.pre_exec(move || {
                 Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
@@ -88,10 +92,11 @@ impl Namespace {
         }
     }
 
-    /// Does something in this namespace, on a thread of its own; the threads that it starts are there, too.
+    /// Calls `what` in this namespace, on a thread of its own. Threads that `what` starts are in
+    /// the namespace, too.
     ///
     /// # Errors
-    /// When there is no thread to be had, or it may not enter.
+    /// When no thread can be started, or the thread may not enter the namespace.
     pub fn within<T: Send>(&self, what: impl FnOnce() -> T + Send) -> std::io::Result<T> {
         let inside = || {
             move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network))?;
@@ -104,23 +109,24 @@ impl Namespace {
     }
 }
 
-/// One of the machines that the network stands for.
+/// A node: one of the machines that the network stands for.
 #[derive(Debug)]
 pub struct Node {
     name: String,
     address: Ipv4Addr,
     namespace: Namespace,
     holder: Process,
-    /// Its end of the cable is joined to guests.
+    /// Whether the node's interface is joined to guests.
     has_guests: AtomicBool,
 }
 
-/// A place for a guest's network card. Frames go to other guests on the node directly, and to other nodes by its cable.
+/// A place for a guest's network card on a node. Frames go to other guests on the node directly,
+/// and to other nodes through the node's cable.
 #[derive(Debug, Clone)]
 pub struct Plug {
-    /// The TAP device in the node's namespace that the card is the other end of.
+    /// The TAP device in the node's namespace. The guest's card is its other end.
     pub interface: String,
-    /// The card's address.
+    /// The card's MAC address.
     pub mac: String,
     /// The guest's address.
     pub address: Ipv4Addr,
@@ -129,18 +135,18 @@ pub struct Plug {
 }
 
 impl Node {
-    /// Starts the process that holds a new namespace.
+    /// Makes a node: starts the process that holds the node's new namespace.
     fn new(name: String, host: u8) -> Result<Node, NetworkError> {
         let mut command = Command::new("sleep");
         command.arg("infinity").current_dir("/");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        // SAFETY: between fork and exec only one async-signal-safe system call is made, and nothing is allocated. It shares
-        // no table of file descriptors anew.
+        // SAFETY: between fork and exec only one async-signal-safe system call is made, and nothing
+        // is allocated. The call does not unshare the table of file descriptors.
         unsafe {
             command.pre_exec(|| Ok(unshare_unsafe(UnshareFlags::NEWNET)?));
         }
         let holder = Process::spawn(command).map_err(NetworkError::Namespace)?;
-        // The child has called exec by now, hence it is in its namespace.
+        // The child has called exec by now, so it is in its namespace.
         let file = File::open(format!("/proc/{}/ns/net", holder.id())).map_err(NetworkError::Namespace)?;
         let address = Ipv4Addr::new(SUBNET[0], SUBNET[1], SUBNET[2], host);
         Ok(Node {
@@ -152,27 +158,28 @@ impl Node {
         })
     }
 
-    /// Its name: `client`, `mon`, `node0`, `node1` and so on, and `peer`.
+    /// The node's name: `client`, `mon`, `node0`, `node1` and so on, and `peer`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its address.
+    /// The node's address.
     pub fn address(&self) -> Ipv4Addr {
         self.address
     }
 
-    /// Its namespace.
+    /// The node's namespace.
     pub fn namespace(&self) -> &Namespace {
         &self.namespace
     }
 
-    /// The id of the process that holds it. `nsenter --net=/proc/ID/ns/net` leads there.
+    /// The id of the process that holds the namespace. `nsenter --net=/proc/ID/ns/net` leads there.
     pub fn id(&self) -> u32 {
         self.holder.id()
     }
 
-    /// The table of its interfaces, in the format of `/proc/net/dev`. It shows new figures whenever it is read from its start.
+    /// The table of the node's interfaces, in the format of `/proc/net/dev`. Each read from its
+    /// start returns new figures.
     ///
     /// # Errors
     /// When the process that holds the node has been killed.
@@ -180,7 +187,7 @@ impl Node {
         File::open(format!("/proc/{}/net/dev", self.holder.id()))
     }
 
-    /// Runs `ip` there, with a command on each line of `lines`.
+    /// Runs `ip` in the node's namespace, with a command on each line of `lines`.
     fn ip(&self, lines: &str) -> Result<(), NetworkError> {
         let mut command = Command::new("ip");
         command.args(["-batch", "-"]);
@@ -188,7 +195,8 @@ impl Node {
         self.namespace.enter(&mut command);
         let mut ip = process::spawn(command).map_err(NetworkError::Program)?;
         let mut input = ip.stdin.take().expect("the input is piped");
-        // When it ends before it has read all, its status says more than the broken pipe.
+        // If `ip` ends before it has read all of its input, its status says more than the broken
+        // pipe.
         let _ = input.write_all(lines.as_bytes());
         drop(input);
         let output = Child::wait_with_output(ip).map_err(NetworkError::Program)?;
@@ -204,34 +212,37 @@ impl Node {
 /// The place of a machine in a network.
 #[derive(Debug, Clone)]
 pub struct HostNode {
-    /// Its namespace.
+    /// The machine's namespace.
     pub namespace: Namespace,
-    /// Its address.
+    /// The machine's address.
     pub address: Ipv4Addr,
 }
 
 impl HostNode {
-    /// That of a node.
+    /// The place of a node.
     pub fn of(node: &Node) -> HostNode {
         HostNode { namespace: node.namespace().clone(), address: node.address() }
     }
 }
 
-/// A client, a monitor's machine, servers for OSDs and perhaps a second host for clients, joined by a switch. Dropping it removes all.
+/// A client, a monitor's machine, servers for OSDs and perhaps a second host for clients, joined by
+/// a switch. Dropping it removes all of them.
 #[derive(Debug)]
 pub struct Network {
     delay: Option<Duration>,
-    /// What joins the nodes: a namespace with a bridge, to which one end of each cable is tied, or a switch that takes its time.
+    /// What joins the nodes: a node with a bridge, to which one end of each cable is tied, or a
+    /// switch that delays frames.
     bridge: Option<Node>,
     switch: Option<Switch>,
-    /// The client, the monitor, the servers, the client's peer.
+    /// The client, the monitor, the servers and the client's peer, in this order.
     nodes: Vec<Node>,
-    /// How many of them are servers.
+    /// Number of servers among the nodes.
     servers: usize,
 }
 
 impl Network {
-    /// Tries whether networks are possible here, with a delay or without. The error says on one line why not.
+    /// Checks whether networks are possible on this machine, with a delay or without. The error
+    /// says on one line why not.
     ///
     /// # Errors
     /// Those of [`Network::up`].
@@ -239,8 +250,8 @@ impl Network {
         Network::up(1, false, delay).map(drop)
     }
 
-    /// Makes a network with so many servers, and with a second host beside the client's if `peer` says so. With a `delay` every
-    /// frame is that long on its way from one node to another.
+    /// Makes a network with this number of servers, and with a second host for clients if `peer` is
+    /// true. With a `delay`, each frame takes that long from one node to another.
     ///
     /// # Errors
     /// When the user may not make namespaces and interfaces, or `ip` is not installed.
@@ -266,7 +277,7 @@ impl Network {
         Ok(Network { delay, bridge, switch, nodes, servers: servers as usize })
     }
 
-    /// What it is, for a report.
+    /// A description of the network, for a report.
     pub fn describe(&self) -> String {
         let hosts = if self.peer().is_some() { "a client, its peer" } else { "a client" };
         let nodes =
@@ -279,41 +290,42 @@ impl Network {
         }
     }
 
-    /// How long frames were on their way between nodes since the network came up; `None` where no switch of this process carries them.
+    /// The frames between nodes since the network came up, and the time that they took; `None` in a
+    /// network without a delay, in which no switch of this process carries frames.
     pub fn transit(&self) -> Option<Transit> {
         Some(self.switch.as_ref()?.transit())
     }
 
-    /// Has each frame be so long on its way from now on.
+    /// Sets the time that each frame takes from now on.
     ///
     /// # Errors
-    /// No switch of this process carries them: the network came up without a delay.
+    /// The network came up without a delay, so no switch of this process carries its frames.
     pub fn set_delay(&self, delay: Duration) -> Result<(), NetworkError> {
         self.switch.as_ref().ok_or(NetworkError::None)?.set_delay(delay);
         Ok(())
     }
 
-    /// Where clients are.
+    /// The first node for clients.
     pub fn client(&self) -> &Node {
         &self.nodes[0]
     }
 
-    /// Where the monitor and the manager are.
+    /// The node of the monitor and the manager.
     pub fn monitor(&self) -> &Node {
         &self.nodes[1]
     }
 
-    /// Where OSDs are.
+    /// The nodes of OSDs.
     pub fn servers(&self) -> &[Node] {
         &self.nodes[2..2 + self.servers]
     }
 
-    /// Hosts for clients: the client, and its peer if there is one.
+    /// The nodes for clients: the client, and its peer if there is one.
     pub fn hosts(&self) -> impl Iterator<Item = &Node> {
         std::iter::once(self.client()).chain(self.peer())
     }
 
-    /// The second host for clients, if there is one.
+    /// The second node for clients, if there is one.
     pub fn peer(&self) -> Option<&Node> {
         self.nodes.get(2 + self.servers)
     }
@@ -323,18 +335,19 @@ impl Network {
         &self.nodes
     }
 
-    /// Plugs the cable of a node in, or pulls it out of the switch. What is sent then arrives nowhere, and nobody is told.
+    /// Plugs a node's cable into the switch, or pulls it out. While it is out, frames to and from
+    /// the node are lost without an error.
     ///
     /// # Errors
-    /// The switch takes its time: it has no cables.
+    /// The network has a delay, and so no cables; or `ip` fails.
     pub fn plug(&self, node: &Node, plugged: bool) -> Result<(), NetworkError> {
         let no_cables = || NetworkError::Cables("a network with a delay has none".into());
         let bridge = self.bridge.as_ref().ok_or_else(no_cables)?;
         bridge.ip(&format!("link set {} {}\n", node.name, if plugged { "up" } else { "down" }))
     }
 
-    /// Whether what one node sends to another arrives there. Where it does not nobody is told, and what the other one sends arrives
-    /// as before.
+    /// Sets whether packets from one node arrive at another. If not, these packets are lost without
+    /// an error; packets in the other direction arrive as before.
     ///
     /// # Errors
     /// `ip` fails.
@@ -347,7 +360,7 @@ impl Network {
         })
     }
 
-    /// Makes a place for a guest on a node. Guests are numbered in the whole network.
+    /// Makes a place for a guest on a node. A guest's number is unique in the whole network.
     ///
     /// # Errors
     /// There are no more addresses, or `ip` fails.
@@ -378,14 +391,14 @@ impl Network {
         })
     }
 
-    /// The addresses of all nodes, as `ADDRESS/BITS`.
+    /// The network of all nodes' addresses, as `ADDRESS/BITS`.
     pub fn subnet(&self) -> String {
         let [a, b, c] = SUBNET;
         format!("{a}.{b}.{c}.0/24")
     }
 }
 
-/// Ties a cable from each node to a bridge.
+/// Makes a bridge, and ties a cable from each node to it.
 fn bridge(nodes: &[Node]) -> Result<Node, NetworkError> {
     let bridge = Node::new("switch".into(), 0)?;
     let mut lines = "link add name bridge type bridge\nlink set bridge up\n".to_string();
@@ -398,7 +411,7 @@ fn bridge(nodes: &[Node]) -> Result<Node, NetworkError> {
     Ok(bridge)
 }
 
-/// Gives each node an interface of which a switch that takes its time has the other end.
+/// Makes a switch that delays frames, and gives each node an interface to it.
 fn switch(nodes: &[Node], delay: Duration) -> Result<Switch, NetworkError> {
     let ports = nodes.iter().map(|node| switch::port(&node.namespace.0, LINK));
     let ports = ports.collect::<io::Result<Vec<_>>>().map_err(NetworkError::Interface)?;
@@ -413,7 +426,7 @@ mod tests {
     use std::sync::atomic::AtomicU32;
     use std::time::Instant;
 
-    /// Does something in a namespace.
+    /// Calls `what` in a node's namespace.
     fn within<T: Send>(node: &Node, what: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
@@ -425,7 +438,8 @@ mod tests {
         })
     }
 
-    /// Sends `bytes` from the client to the second server and has them back; how long the first one took there and back.
+    /// Sends one byte, and then `bytes`, from the client to the second server and back; returns the
+    /// round-trip time of the first byte.
     fn echo(network: &Network, bytes: &[u8]) -> Duration {
         let server = &network.servers()[1];
         let listener = within(server, || TcpListener::bind((server.address(), 7)).expect("a port"));
@@ -450,7 +464,7 @@ mod tests {
         took
     }
 
-    /// Whether networks are possible; says why not.
+    /// Whether networks are possible; prints why not.
     fn possible() -> bool {
         let why = Network::available(Some(Duration::ZERO)).err();
         why.iter().for_each(|why| println!("skipped: {why}"));
@@ -475,11 +489,12 @@ mod tests {
         }
     }
 
-    /// Whether what the one sends arrives at the other within a moment. What was on its way may arrive as late as it likes.
+    /// Whether a packet from `from` arrives at `to` within the socket's timeout. Earlier packets
+    /// may arrive at any time.
     fn hears(from: &UdpSocket, to: &UdpSocket) -> bool {
         static SENT: AtomicU32 = AtomicU32::new(0);
         let number = SENT.fetch_add(1, Ordering::Relaxed).to_le_bytes();
-        // What the system says of an address that does not answer comes with the next call.
+        // An error about an address that does not answer is returned by the next call.
         let _ = from.send_to(&number, to.local_addr().expect("an address"));
         let mut heard = [0; 4];
         while to.recv(&mut heard).is_ok() {
@@ -490,8 +505,8 @@ mod tests {
         false
     }
 
-    /// Nothing that the one sends arrives at the other; or with `arrives` something does, for which a moment may be too short on
-    /// a busy machine.
+    /// Asserts that no packet from `from` arrives at `to`; or, with `arrives`, that one does within
+    /// a minute. One timeout of the socket may be too short for that on a busy machine.
     #[track_caller]
     fn assert_arrives(from: &UdpSocket, to: &UdpSocket, arrives: bool) {
         let start = Instant::now();

@@ -9,18 +9,18 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
-/// How often a wait with a deadline looks at the child.
+/// How often a wait with a deadline checks the child.
 const POLL: Duration = Duration::from_millis(5);
-/// How often somebody who waits is asked whether he still wants to.
+/// How often a wait calls its `stop` function.
 const ASK: Duration = Duration::from_millis(100);
 
-/// A job for the keeper thread: what to start, and where to send the outcome.
+/// A job for the keeper thread: the command to start, and the channel for the result.
 type Job = (Command, Sender<io::Result<Child>>);
 
-/// Starts `command` so that the kernel kills it when this process ends, however it ends.
+/// Starts `command`. The kernel kills the child when this process ends, however it ends.
 ///
-/// The kernel sends the parent-death signal when the *thread* that forked ends, so every child is forked by one thread that
-/// lives as long as the process.
+/// The kernel sends the parent-death signal when the *thread* that forked ends, so every child is
+/// forked by one thread that lives as long as the process.
 pub fn spawn(command: Command) -> io::Result<Child> {
     static KEEPER: OnceLock<Mutex<Sender<Job>>> = OnceLock::new();
     let keeper = KEEPER.get_or_init(|| {
@@ -29,8 +29,8 @@ pub fn spawn(command: Command) -> io::Result<Child> {
             .name("keeper".into())
             .spawn(move || {
                 for (command, outcome) in inbox {
-                    // The caller waits for the outcome; if it is gone, dropping the child handle leaves the child to
-                    // the parent-death signal.
+                    // The caller waits for the result. If the caller is gone, the dropped child
+                    // handle leaves the child to the parent-death signal.
                     let _ = outcome.send(fork(command));
                 }
             })
@@ -46,16 +46,16 @@ pub fn spawn(command: Command) -> io::Result<Child> {
     result.recv().map_err(|_| io::Error::other("the thread that starts processes has ended"))?
 }
 
-/// Where `program` is found on the PATH.
+/// The path of `program` on the PATH; `None` if it is not found.
 pub fn find(program: &str) -> Option<std::path::PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|directory| directory.join(program)).find(|found| found.is_file())
 }
 
-/// Says which package to install unless `program` is found on the PATH.
+/// Checks that `program` is found on the PATH.
 ///
 /// # Errors
-/// That, in one line.
+/// The package to install, in one line.
 pub(crate) fn need(program: &str, package: &str) -> Result<(), String> {
     match find(program) {
         Some(_) => Ok(()),
@@ -66,9 +66,10 @@ pub(crate) fn need(program: &str, package: &str) -> Result<(), String> {
 /// Forks and executes `command` on the calling thread.
 fn fork(mut command: Command) -> io::Result<Child> {
     let parent = rustix::process::getpid();
-    // Ctrl-C at a terminal is for this process, which ends its children in order.
+    // Ctrl-C at a terminal must reach this process only, which ends its children in order.
     command.process_group(0);
-    // SAFETY: between fork and exec only two async-signal-safe system calls are made, and nothing is allocated.
+    // SAFETY: between fork and exec only two async-signal-safe system calls are made, and nothing
+    // is allocated.
     unsafe {
         command.pre_exec(move || {
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -82,7 +83,7 @@ fn fork(mut command: Command) -> io::Result<Child> {
     command.spawn()
 }
 
-/// A child process that is killed and reaped when it is dropped.
+/// A child process. It is killed and reaped when this value is dropped.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -94,7 +95,7 @@ impl Process {
         spawn(command).map(|child| Process { child })
     }
 
-    /// Its process id.
+    /// The child's process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -104,13 +105,15 @@ impl Process {
         &mut self.child
     }
 
-    /// Sends `signal`. A child that has ended but has not been waited for still owns its id, so this never reaches a stranger.
+    /// Sends `signal`. A child that has ended but has not been waited for still owns its id, so the
+    /// signal never reaches another process.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         let pid = Pid::from_raw(self.child.id().cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
         Ok(rustix::process::kill_process(pid, signal)?)
     }
 
-    /// Stops it in its tracks (SIGSTOP), and waits until each of its threads has stopped: a signal alone is only on its way.
+    /// Stops the child (SIGSTOP), and waits until each of its threads has stopped: a signal takes
+    /// effect only some time after it was sent.
     pub fn stop(&self) -> io::Result<()> {
         self.signal(Signal::STOP)?;
         let pid = Pid::from_raw(self.child.id().cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
@@ -119,7 +122,8 @@ impl Process {
         Ok(())
     }
 
-    /// How it has ended, in words; None while it runs. It can still be waited for afterwards.
+    /// How the child has ended, in words; `None` while it runs. The child can still be waited for
+    /// afterwards.
     pub fn ended(&self) -> io::Result<Option<String>> {
         let pid = Pid::from_raw(self.child.id().cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
@@ -130,12 +134,12 @@ impl Process {
         }))
     }
 
-    /// Its exit status, if it has ended.
+    /// The child's exit status, if it has ended.
     pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
 
-    /// Waits at most `limit` for the end; `None` when it still runs.
+    /// Waits for the child's end, for at most `limit`; `None` when the child still runs.
     pub fn wait(&mut self, limit: Duration) -> io::Result<Option<ExitStatus>> {
         let start = Instant::now();
         loop {
@@ -149,7 +153,8 @@ impl Process {
         }
     }
 
-    /// Waits for the end. `stop` is asked all the while; when it says why, that is returned and the child runs on.
+    /// Waits for the child's end. `stop` is called again and again; when it returns a reason, the
+    /// reason is returned, and the child runs on.
     pub fn wait_unless(
         &mut self,
         stop: &dyn Fn() -> Option<String>,
@@ -164,7 +169,7 @@ impl Process {
         }
     }
 
-    /// Kills it (SIGKILL) and reaps it.
+    /// Kills the child (SIGKILL) and reaps it.
     pub fn kill(&mut self) -> io::Result<ExitStatus> {
         self.child.kill()?;
         self.child.wait()

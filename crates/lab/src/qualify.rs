@@ -1,9 +1,11 @@
-//! Whether an SSD is fit to be a journal or a cache: what it does when every write has to be on the media.
+//! Whether an SSD is fit to be a journal or a cache: how it behaves when every write must be on the
+//! media.
 //!
-//! There is no authority for such grades. Ours are: below 1,000 synchronous 4 KiB writes per second *reject*, below 5,000
-//! *poor*, up to 20,000 *fair*, above *good*; and nothing is better than fair that loses more than half of its speed to the
-//! synchronous writes, answers one of a thousand after 5 ms or later, gains nothing from a second writer, or gets slower as
-//! it is written.
+//! There is no authority for such grades. Ours are, in synchronous 4 KiB writes per second of one
+//! writer: below 1,000 *reject*, below 5,000 *poor*, up to 20,000 *fair*, above that *good*. A
+//! device gets at most *fair* if it loses more than half of its speed to the synchronous writes, if
+//! its 99.9th percentile is 5 ms or more, if four writers get less than 1.2 times what one writer
+//! gets, or if it keeps less than 80 % of its first speed to the end of the long run.
 
 use std::path::Path;
 
@@ -13,22 +15,22 @@ use serde_json::Value;
 use crate::device::calibrate::CARRIED_IOPS_MAX;
 use crate::fio::{self, Endpoint, Figures, FioError, Job, Pattern, Sync};
 
-/// Writers beside each other for which the device is measured.
+/// Numbers of concurrent writers with which the device is measured.
 const WRITERS: [u32; 4] = [1, 2, 4, 8];
-/// Bytes of a request.
+/// Bytes of a request of the graded runs.
 const BLOCK_BYTES: u64 = 4096;
-/// Bytes of a request, and writers, by which the synchronous bandwidth is measured: several OSDs write to one SSD.
+/// Bytes of a request, and writers, for the synchronous bandwidth: several OSDs write to one SSD.
 const BANDWIDTH_BLOCK_BYTES: u64 = 128 << 10;
 const BANDWIDTH_WRITERS: u32 = 4;
-/// Least part of its speed without synchronous writes that a good device keeps.
+/// A good device keeps at least this part of its speed without synchronous writes.
 const KEPT_MIN: f64 = 0.5;
-/// 99.9th percentile from which on a device is not good, in microseconds.
+/// From this 99.9th percentile on, in microseconds, a device is not good.
 const P999_US_MAX: f64 = 5_000.0;
-/// Least gain of four writers over one.
+/// Least ratio of four writers' IOPS to one writer's.
 const SCALING_MIN: f64 = 1.2;
-/// Least part of its first speed that a device keeps to the end of the long run.
+/// Least part of its first speed that a good device keeps to the end of the long run.
 const LASTING_MIN: f64 = 0.8;
-/// Parts of the long run that are compared.
+/// Parts of the long run whose speeds are compared.
 const LONG_PARTS: usize = 10;
 
 /// How fit a device is, worst first.
@@ -37,16 +39,16 @@ const LONG_PARTS: usize = 10;
 pub enum Grade {
     /// Too slow with synchronous writes.
     Reject,
-    /// Only for little load.
+    /// Fit for little load only.
     Poor,
-    /// It will do.
+    /// Acceptable.
     Fair,
-    /// What a journal or a cache wants.
+    /// Fit to be a journal or a cache.
     Good,
 }
 
 impl Qualification {
-    /// What one writer did with the device's write cache on and off, as it was done: of each way both runs.
+    /// Pairs of runs with the same job, with the device's write cache on and off.
     pub fn by_cache(&self) -> impl Iterator<Item = (&Run, &Run)> {
         let with = |off: &Run| self.runs.iter().find(|on| on.job == off.job);
         self.without_cache.iter().filter_map(move |off| Some((with(off)?, off)))
@@ -54,7 +56,7 @@ impl Qualification {
 }
 
 impl Grade {
-    /// The grade that so many synchronous 4 KiB writes per second of one writer give by themselves.
+    /// The grade for this number of synchronous 4 KiB writes per second of one writer, by itself.
     pub fn of_iops(iops: f64) -> Grade {
         match iops {
             iops if iops < 1_000.0 => Grade::Reject,
@@ -65,58 +67,62 @@ impl Grade {
     }
 }
 
-/// How long a device is measured.
+/// What part of a device is measured, and for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Options {
-    /// Bytes of the device that are written.
+    /// Bytes of the device that are overwritten.
     pub bytes: u64,
     /// Seconds of each run.
     pub seconds: u32,
-    /// Seconds of the long run that shows whether the device gets slower as it is written; 0 for none.
+    /// Seconds of the long run, which shows whether the device gets slower as it is written. 0 for
+    /// no long run.
     pub long_s: u32,
-    /// The device is emulated.
+    /// Whether the device is emulated.
     pub emulated: bool,
-    /// It is so many times slower than what it stands for, which is what is graded.
+    /// The factor by which the device is slower than the device it stands for. Figures are of the
+    /// device it stands for.
     pub slowed_by: u32,
 }
 
 /// One run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Run {
-    /// What was done.
+    /// What was run.
     pub job: Job,
-    /// What it gave; of what the device stands for, if it is emulated.
+    /// The figures of the device that an emulated device stands for: made faster by the factor
+    /// [`Options::slowed_by`].
     pub figures: Figures,
     /// The command that repeats it.
     pub command: String,
 }
 
-/// What was found.
+/// What the measurements showed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Qualification {
     /// How fit the device is.
     pub grade: Grade,
-    /// Why it is no better.
+    /// Why the grade is no better.
     pub reasons: Vec<String>,
-    /// All runs; the first is the one that the grade begins with.
+    /// The runs with 4 KiB writes and the write cache as it is. The grade starts from the first
+    /// one, a single synchronous writer.
     pub runs: Vec<Run>,
-    /// Synchronous writes of several writers, which say how many OSDs the device carries, in bytes per second.
+    /// Bytes per second of several synchronous writers. It shows how many OSDs the device carries.
     pub sync_write_bytes_per_s: f64,
-    /// Speed in the parts of the long run relative to the first; empty if there was none.
+    /// Speed in the parts of the long run relative to the first part; empty without a long run.
     pub lasting: Vec<f64>,
-    /// One writer's runs again with the device's write cache off: synchronous, with a flush after each, and without. Empty where the cache cannot
-    /// be switched.
+    /// Runs of one writer with the device's write cache off: synchronous, with a flush after each
+    /// write, and without a flush. Empty if the cache cannot be switched.
     pub without_cache: Vec<Run>,
 }
 
 /// Switches the write cache of a device on or off.
 pub type Switch<'a> = &'a dyn Fn(bool) -> std::io::Result<()>;
 
-/// Measures what is at `path`, whose first [`Options::bytes`] are overwritten. `switch` turns its write cache off for a moment, if that
-/// is possible. `progress` is told what comes next.
+/// Measures the device at `path`, whose first [`Options::bytes`] are overwritten. `switch` turns
+/// the write cache off for a moment, if that is possible. `progress` is called with the next step.
 ///
 /// # Errors
-/// When fio fails.
+/// If fio fails.
 pub fn qualify(
     path: &Path,
     options: Options,
@@ -142,11 +148,11 @@ pub fn qualify(
     let large = measure(Job { jobs: BANDWIDTH_WRITERS, ..large }, "")?;
     let sync_write_bytes_per_s = large.figures.iops * BANDWIDTH_BLOCK_BYTES as f64;
     let mut without_cache = Vec::new();
-    // A device that does not take the switch is one whose cache is not looked at.
+    // If the cache cannot be switched off, the runs without it are left out.
     if let Some(switch) = switch.filter(|switch| switch(false).is_ok()) {
         let found: Result<Vec<Run>, FioError> =
             single.into_iter().map(|job| measure(job, ", write cache off")).collect();
-        // It was on before, and is again, whatever came out.
+        // The cache was on before. Turn it on again, also when a run has failed.
         let _ = switch(true);
         without_cache = found?;
     }
@@ -165,13 +171,13 @@ pub fn qualify(
     Ok(Qualification { grade, reasons, runs, sync_write_bytes_per_s, lasting, without_cache })
 }
 
-/// Whether the first run met the limit of the emulation instead of that of the device.
+/// Whether the first run reached the limit of the emulation instead of the limit of the device.
 fn emulated_too_fast(runs: &[Run], options: Options) -> bool {
     let base = runs.first().map_or(0.0, |run| run.figures.iops);
     options.emulated && base / f64::from(options.slowed_by) > CARRIED_IOPS_MAX
 }
 
-/// Speeds between the reports of one run, relative to the first.
+/// Speeds between the reports of one run, relative to the first speed.
 fn relative(reports: &[Value]) -> Vec<f64> {
     let of = |report: &Value| {
         let write = &report["jobs"][0]["write"];
@@ -179,13 +185,14 @@ fn relative(reports: &[Value]) -> Vec<f64> {
     };
     let points: Vec<(f64, f64)> = [(0.0, 0.0)].into_iter().chain(reports.iter().map(of)).collect();
     let steps = points.windows(2).map(|pair| (pair[1].0 - pair[0].0, pair[1].1 - pair[0].1));
-    // The last report repeats the one before it when the run ends between two.
+    // Steps of less than 500 ms are left out: the final report may follow the last interval report
+    // at once.
     let speeds: Vec<f64> = steps.filter(|step| step.1 >= 500.0).map(|(ios, ms)| ios / ms).collect();
     let first = speeds.first().copied().filter(|&first| first > 0.0).unwrap_or(1.0);
     speeds.iter().map(|speed| speed / first).collect()
 }
 
-/// How a write counts as done, in fio's words.
+/// When a write counts as complete, in words like fio's options.
 fn sync_name(sync: Sync) -> &'static str {
     match sync {
         Sync::None => "no sync",
@@ -194,7 +201,7 @@ fn sync_name(sync: Sync) -> &'static str {
     }
 }
 
-/// The grade of what was measured, and why it is no better.
+/// The grade of the measured runs, and why it is no better.
 fn grade(runs: &[Run], lasting: &[f64]) -> (Grade, Vec<String>) {
     let find = |sync, jobs| {
         runs.iter().find(|run| run.job.sync == sync && run.job.jobs == jobs).map(|run| run.figures)

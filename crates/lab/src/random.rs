@@ -1,6 +1,6 @@
-//! Numbers that look random and are the same for the same seed.
+//! Pseudorandom numbers that are the same for the same seed.
 
-/// One step of mixing; also a cheap hash of a word.
+/// One mixing step of SplitMix64; also a cheap hash of a word.
 pub(crate) fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -12,7 +12,7 @@ pub(crate) fn mix(word: u64) -> u64 {
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence of that seed.
+    /// The sequence of `seed`.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
@@ -23,7 +23,7 @@ impl Random {
         mix(self.0)
     }
 
-    /// A number below `bound`, which is at least 1.
+    /// A number below `bound`. `bound` is at least 1.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }

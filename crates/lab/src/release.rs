@@ -1,7 +1,10 @@
-//! Another release of Ceph than the machine's: the packages of another release of Debian, in a root directory that the lab makes.
+//! Another release of Ceph than the machine's: the packages of another release of Debian, in a root
+//! directory that the lab makes.
 //!
-//! What is started in it finds that directory's `/usr` and `/etc` in the place of the machine's, and all else as it is: directories, devices,
-//! network, processes. So the lab itself is started there, and all of Ceph, fio, QEMU and the libraries that it uses are of that release.
+//! A program that is started in the root finds that directory's `/usr` and `/etc` in the place of
+//! the machine's. All other directories, devices, network and processes are the machine's. So the
+//! lab itself is started in the root, and all of Ceph, fio, QEMU and the libraries that the lab
+//! uses are of that release.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -17,22 +20,22 @@ use crate::process::{self, Process};
 /// A release of Ceph that a release of Debian has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Release {
-    /// Ceph's, such as 18.
+    /// The release of Ceph, such as 18.
     pub ceph: u32,
-    /// Debian's, such as 13.
+    /// The release of Debian, such as 13.
     pub debian: u32,
-    /// Its name.
+    /// The name of Debian's release.
     suite: &'static str,
 }
 
-/// Those that the lab has run on.
+/// The releases on which the lab has run.
 const RELEASES: [Release; 2] =
     [Release { ceph: 16, debian: 12, suite: "bookworm" }, Release { ceph: 18, debian: 13, suite: "trixie" }];
 
-/// Room in bytes for a root directory, with the packages that are downloaded for it.
+/// Space in bytes for a root directory, including the packages that are downloaded for it.
 pub const ROOT_BYTES: u64 = 2 << 30;
 
-/// What the lab starts, as Debian packages.
+/// Debian packages with the programs that the lab starts.
 const PACKAGES: [&str; 25] = [
     "bcache-tools",
     "ceph-common",
@@ -61,18 +64,22 @@ const PACKAGES: [&str; 25] = [
     "xz-utils",
 ];
 
-/// Directories that are the root's for what runs in it. On a merged `/usr` the others with programs and libraries are links into it.
+/// Directories that are the root's for programs in the root. With a merged `/usr` all other
+/// directories with programs and libraries are links into `/usr`.
 const OWN: [&str; 2] = ["/usr", "/etc"];
-/// Links that show a merged `/usr`.
+/// Links that exist with a merged `/usr`.
 const MERGED: [&str; 3] = ["/bin", "/sbin", "/lib"];
-/// Where programs are, in the root.
+/// The PATH of programs in the root.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
-/// The lab itself, in the root.
+/// The lab's own program in the root.
 const PROGRAM: &str = "/usr/bin/tidepool";
 
-/// Makes a root of Debian. What is mounted, and each process, goes with the first one. It is `sh -c` with the suite, the directory and the mirror.
+/// Script that makes a root of Debian. It is run by `sh -c` with the suite, the directory and the
+/// mirror as arguments. Its mounts and processes end with its first process.
 const DEBOOTSTRAP: &str = r#"mount -t proc proc /proc; debootstrap --variant=minbase "$@""#;
-/// Installs packages in it: `sh -c` with the directory and their names. It is thrown away, so that nothing need reach a disk.
+/// Script that installs packages in the root. It is run by `sh -c` with the directory and the
+/// packages' names as arguments. The packages' files need not be synced, because the root is thrown
+/// away.
 const INSTALL: &str = r#"root=$1; shift
 mount -t proc proc "$root/proc"
 mount --rbind /sys "$root/sys"
@@ -85,10 +92,10 @@ in_root apt-get clean"#;
 /// Why there is no root directory with another release.
 #[derive(Debug, thiserror::Error)]
 pub enum ReleaseError {
-    /// No release of Debian has it.
+    /// No release of Debian in the lab's list has that release of Ceph.
     #[error("no release of Debian that the lab knows has Ceph {0}; there are {known}", known = known())]
     Unknown(u32),
-    /// This machine or this user cannot.
+    /// This machine or this user cannot make the root directory.
     #[error("Ceph {ceph} is not installed here, and cannot be had meanwhile: {why}")]
     NotHere {
         /// The release that was asked for.
@@ -96,7 +103,7 @@ pub enum ReleaseError {
         /// What is missing.
         why: String,
     },
-    /// The disk is full.
+    /// There is not enough space for the root directory.
     #[error(
         "no room for Ceph {ceph}: {place} has {free_mib} MiB free of the {needed_mib} MiB that its root directory needs; TMPDIR=DIR names another place",
         place = .place.display(), needed_mib = ROOT_BYTES >> 20
@@ -104,9 +111,9 @@ pub enum ReleaseError {
     NoRoom {
         /// The release that was asked for.
         ceph: u32,
-        /// Where it was to be.
+        /// The directory in which the space was looked for.
         place: PathBuf,
-        /// Free there, in MiB.
+        /// Free space there, in MiB.
         free_mib: u64,
     },
     /// A step failed.
@@ -114,10 +121,10 @@ pub enum ReleaseError {
     Failed {
         /// What was tried.
         what: String,
-        /// Why it failed.
+        /// The error.
         why: String,
     },
-    /// The user has interrupted it.
+    /// The user has interrupted the installation.
     #[error("interrupted before Ceph {0} was there; nothing of it is left")]
     Interrupted(u32),
 }
@@ -126,14 +133,14 @@ fn known() -> String {
     RELEASES.map(|release| release.ceph.to_string()).join(", ")
 }
 
-/// A step that failed, with what it was.
+/// Turns an error into a [`ReleaseError`] that says what was tried.
 fn failed<E: ToString>(what: impl Into<String>) -> impl FnOnce(E) -> ReleaseError {
     let what = what.into();
     move |error| ReleaseError::Failed { what, why: error.to_string() }
 }
 
 impl Release {
-    /// The one with that release of Ceph.
+    /// Finds the release of Debian with that release of Ceph.
     ///
     /// # Errors
     /// There is none.
@@ -141,10 +148,10 @@ impl Release {
         RELEASES.into_iter().find(|release| release.ceph == ceph).ok_or(ReleaseError::Unknown(ceph))
     }
 
-    /// Says why a root with it cannot be made below `parent`.
+    /// Checks whether a root with this release can be made below `parent`.
     ///
     /// # Errors
-    /// That, in one line.
+    /// The reason why not, in one line.
     pub fn probe(&self, parent: &Path) -> Result<(), ReleaseError> {
         let not = |why: String| ReleaseError::NotHere { ceph: self.ceph, why };
         if !rustix::process::geteuid().is_root() {
@@ -173,8 +180,10 @@ impl Release {
         Ok(())
     }
 
-    /// Makes a root in `directory`, which is not there yet, with all that the lab starts. `stop` ends that early; what is there then is the
-    /// caller's to remove. It takes some minutes, root, and the mirror of Debian that this machine's apt uses.
+    /// Makes a root in `directory`, which must not exist yet, with all programs that the lab
+    /// starts. When `stop` becomes true, the work ends early; the caller has to remove what is
+    /// there then. The work takes some minutes, and needs root rights and the mirror of Debian that
+    /// this machine's apt uses.
     ///
     /// # Errors
     /// When a step fails.
@@ -192,8 +201,8 @@ impl Release {
         Ok(root)
     }
 
-    /// Runs a script as the first process of namespaces of its own, to its end or to that of this process. What it says is in a file beside the
-    /// directory meanwhile.
+    /// Runs a script as the first process of namespaces of its own. The script is killed if this
+    /// process ends. Its output is in a file beside the directory meanwhile.
     fn step(
         &self,
         what: &str,
@@ -224,14 +233,15 @@ impl Release {
     }
 }
 
-/// What of a text says why a step failed: the last line with an error, or the last one.
+/// Why a step failed, from its output: the last line with an error, or else the last line, or else
+/// `status`.
 fn why(text: &str, status: ExitStatus) -> String {
     let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
     let error = lines().rfind(|line| line.starts_with("E:"));
     error.or(lines().next_back()).map_or_else(|| status.to_string(), String::from)
 }
 
-/// The mirror of Debian that this machine's packages come from.
+/// The mirror of Debian from which this machine gets its packages.
 fn mirror() -> Result<String, ReleaseError> {
     let mut command = Command::new("apt-get");
     command.args(["indextargets", "--format", "$(ORIGIN) $(REPO_URI)", "Created-By: Packages"]);
@@ -243,25 +253,29 @@ fn mirror() -> Result<String, ReleaseError> {
     })
 }
 
-/// The first one of Debian in lines of origins and addresses, that is none of security updates.
+/// The first mirror of Debian that is not one of security updates, from lines with an origin and an
+/// address.
 fn mirror_in(lines: &str) -> Option<String> {
     let mut found = lines.lines().filter_map(|line| line.strip_prefix("Debian "));
     found.find(|address| !address.contains("security")).map(String::from)
 }
 
-/// No variable of the user's leads to programs or languages that the root does not have.
+/// Sets the environment of a command in the root: no variable of the user must lead to programs or
+/// languages that the root lacks.
 fn set_environment(command: &mut Command) {
     command.env("PATH", PATH).env("LC_ALL", "C.UTF-8").env_remove("LD_LIBRARY_PATH").env_remove("LD_PRELOAD");
 }
 
-/// A root directory with another release. It stays when this is dropped: it goes with the directory that it is in.
+/// A root directory with another release. Dropping this value does not remove the directory: it is
+/// removed with the directory that it is in.
 #[derive(Debug)]
 pub struct Root {
     directory: PathBuf,
 }
 
 impl Root {
-    /// Makes it fit to have packages installed: the machine's way to the network, and no service that starts.
+    /// Prepares the root for packages: it gets the machine's network settings and this program, and
+    /// starts no services.
     fn settle(&self) -> io::Result<()> {
         fs::set_permissions(&self.directory, Permissions::from_mode(0o755))?;
         for file in ["etc/resolv.conf", "etc/hosts"] {
@@ -281,7 +295,7 @@ impl Root {
         fs::set_permissions(&program, Permissions::from_mode(0o755))
     }
 
-    /// Shows that what runs in it is of that release, the lab itself included.
+    /// Proves that programs in the root are of that release, and that the lab itself runs there.
     fn check(&self, release: &Release) -> Result<(), ReleaseError> {
         let told = self.told("ceph-osd")?;
         if cluster::release_in(&told) != Some(release.ceph) {
@@ -292,7 +306,7 @@ impl Root {
         self.told("tidepool").map(drop)
     }
 
-    /// What a program says of its version.
+    /// The version that a program in the root prints.
     fn told(&self, program: &str) -> Result<String, ReleaseError> {
         let what = format!("run {program} in the root directory");
         let mut command = Command::new(program);
@@ -301,12 +315,13 @@ impl Root {
         let Output { status, stdout, stderr } = command.output().map_err(failed(&what))?;
         match status.success() {
             true => Ok(String::from_utf8_lossy(&stdout).trim().to_string()),
-            // Such as a libc that is older than the one with which it was compiled.
+            // For example, the root's libc is older than that with which the program was compiled.
             false => Err(failed(&what)(why(&String::from_utf8_lossy(&stderr), status))),
         }
     }
 
-    /// Has a command start in it. The mounts go with the command and what it starts, however these end.
+    /// Makes a command start in the root. The mounts end with the command and all processes that it
+    /// starts, however these end.
     ///
     /// # Errors
     /// The directory's name has a zero byte.
@@ -316,7 +331,7 @@ impl Root {
         mounts::instead(command, &own)
     }
 
-    /// The lab as it runs in it, without arguments.
+    /// A command that runs the lab in the root, without arguments.
     ///
     /// # Errors
     /// As [`Root::enter`].
@@ -327,7 +342,7 @@ impl Root {
     }
 }
 
-/// The settings of apt by which it reaches the network.
+/// apt's settings for proxies, from all of apt's settings.
 fn proxies(settings: &str) -> String {
     let is_one = |line: &&str| {
         line.to_ascii_lowercase().starts_with("acquire::") && line.to_ascii_lowercase().contains("proxy")
@@ -335,7 +350,8 @@ fn proxies(settings: &str) -> String {
     settings.lines().filter(is_one).map(|line| format!("{line}\n")).collect()
 }
 
-/// Says whether a path leads into a directory that is another one for what runs in a root, and into which.
+/// If a path leads into a directory that is the root's for programs in a root, returns that
+/// directory.
 pub fn hides(path: &Path) -> Option<&'static str> {
     let path = std::path::absolute(path).ok()?;
     let known = path.ancestors().find_map(|above| above.canonicalize().ok())?;
@@ -400,7 +416,7 @@ mod tests {
         if !rustix::process::geteuid().is_root() {
             return;
         }
-        // A program that needs no library: the root has none.
+        // busybox needs no library: the root has none.
         let busybox = "/bin/busybox";
         if !Path::new(busybox).exists() {
             return eprintln!("not looked at: busybox-static is not installed");

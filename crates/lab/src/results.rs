@@ -1,4 +1,5 @@
-//! What a run of a suite leaves: one document that says what was measured, on what, how, and what came out.
+//! The results of a run of a suite: one document that says what was measured, on which machine and
+//! clusters, how, and with which figures.
 //!
 //! `docs/lab-results.schema.json` is the schema of the JSON form.
 
@@ -20,12 +21,13 @@ use crate::machine::Machine;
 use crate::suite::{Cell, ClusterSize, Neighbours, Suite, Workload};
 pub use event::{Acknowledged, EventPoint, EventRun, EventWindow, Recovery, Scrub};
 
-/// Version of the format.
+/// Version of the format of the results.
 pub const FORMAT: u32 = 1;
-/// Equal windows of a measurement by which it is seen whether it shows what lasts.
+/// Number of equal windows of a measurement. The steady-state test compares these windows to decide
+/// whether the measurement shows a speed that lasts.
 pub const WINDOWS: usize = 5;
 
-/// Everything of one run of a suite.
+/// All results of one run of a suite.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Results {
@@ -33,72 +35,73 @@ pub struct Results {
     pub format: u32,
     /// The suite as it ran.
     pub suite: Suite,
-    /// Its SHA-256.
+    /// SHA-256 of the suite in hexadecimal.
     pub suite_sha256: String,
-    /// It ran in its quick form.
+    /// The suite ran in its quick form.
     pub quick: bool,
-    /// What the order of the measurements was drawn from.
+    /// Seed from which the random order of the measurements is drawn.
     pub seed: u64,
-    /// The command that repeats it.
+    /// The command that repeats the run.
     pub command: String,
-    /// When it began, UTC (RFC 3339).
+    /// When the run began, UTC (RFC 3339).
     pub begun: String,
-    /// What it ran on.
+    /// The machine on which the run was made.
     pub machine: Machine,
-    /// The classes of devices that took part, as they were before the first cluster came up.
+    /// The device classes that took part, as they were before the first cluster was started.
     pub devices: Vec<Frozen>,
-    /// Placements that were not measured, and why.
+    /// Placements that were not measured, each with the reason.
     pub not_run: Vec<NotRun>,
-    /// Sizes of clusters that were not measured, and why.
+    /// Cluster sizes that were not measured, each with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub not_run_sizes: Vec<NotRunSize>,
-    /// Numbers of clients with which nothing was measured, and why.
+    /// Numbers of clients that were not measured, each with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub not_run_clients: Vec<NotRunClients>,
-    /// The clusters, with what stood where.
+    /// The clusters, each with the proofs that placements were in place.
     pub testbeds: Vec<Testbed>,
-    /// Every measurement, in the order in which they were made.
+    /// Every measurement, in the order in which the measurements were made.
     pub runs: Vec<Run>,
-    /// What happened under load, in the order in which it did. None of it is a measurement of a speed.
+    /// Events under load, in the order in which they happened. An event is not a measurement of a
+    /// speed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub events: Vec<EventRun>,
 }
 
-/// A class of devices, frozen.
+/// A device class, frozen before the first cluster was started.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Frozen {
-    /// What it can do, not slowed.
+    /// Specification of the class, not slowed.
     pub spec: Spec,
-    /// SHA-256 of that in hexadecimal.
+    /// SHA-256 of `spec` as JSON, in hexadecimal.
     pub sha256: String,
 }
 
-/// A placement that was not measured.
+/// A placement that was not measured, or that was not measured over one access path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NotRun {
-    /// Its name in the suite.
+    /// Name of the placement in the suite.
     pub placement: String,
-    /// What is missing.
+    /// The reason, in words.
     pub why: String,
-    /// Only workloads over this access path were not measured.
+    /// If set, only workloads over this access path were not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<Access>,
 }
 
 impl NotRun {
-    /// A placement of which nothing was measured.
+    /// An entry for a placement over all access paths.
     pub fn all(placement: impl Into<String>, why: impl Into<String>) -> NotRun {
         NotRun { placement: placement.into(), why: why.into(), access: None }
     }
 
-    /// A workload was not measured on a placement for that.
+    /// This entry says that `workload` was not measured on `placement`.
     pub fn covers(&self, placement: &str, workload: &Workload) -> bool {
         self.placement == placement && self.access.is_none_or(|access| access == workload.access)
     }
 
-    /// Its name in reports.
+    /// Name of the entry in reports: the placement, and the access path if `access` is set.
     pub fn name(&self) -> String {
         match self.access {
             None => self.placement.clone(),
@@ -107,59 +110,63 @@ impl NotRun {
     }
 }
 
-/// A size of clusters that was not measured.
+/// A cluster size that was not measured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NotRunSize {
     /// The size.
     pub size: ClusterSize,
-    /// What is missing.
+    /// The reason, in words.
     pub why: String,
 }
 
-/// A number of clients with which nothing was measured.
+/// A number of clients that was not measured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NotRunClients {
-    /// Clients.
+    /// Number of clients.
     pub clients: u32,
-    /// What is missing.
+    /// The reason, in words.
     pub why: String,
 }
 
-/// A cluster, and what stood where.
+/// A cluster, with the proofs that placements were in place on it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Testbed {
-    /// Its number; runs refer to it.
+    /// Number of the cluster, to which runs and events refer.
     pub id: u32,
-    /// Disks.
+    /// Disks of the cluster.
     pub disks: u32,
-    /// OSDs on each.
+    /// OSDs on each disk.
     pub osds_per_disk: u32,
-    /// Copies of each object, if not as many as the ground has.
+    /// Copies of each object, if the number differs from the ground's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<u32>,
-    /// Ceph's version, as it tells it.
+    /// Ceph's version, in Ceph's own words.
     pub ceph: String,
     /// The network between clients and OSDs, in words.
     pub network: String,
-    /// For each placement that was applied on it, by its name in the suite: what shows that it was in place. An access path has its own
-    /// name, and a placement that stands on one that of both: `host-tidepool over iscsi`.
+    /// Proofs that placements and access paths were in place on the cluster, by name. There are
+    /// three kinds of name: the parts that are below the cluster, joined by `+`; an access path;
+    /// and a placement, followed by its access path unless the path is librbd, such as
+    /// `host-tidepool over iscsi`.
     pub proofs: BTreeMap<String, Value>,
 }
 
-/// What a write is safe from once it is acknowledged, worst first.
+/// What an acknowledged write is safe from, worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Durability {
-    /// Nothing: it is in memory.
+    /// Nothing: the write is in memory only.
     Volatile,
-    /// The death of a process, and of power; not of the one device that holds it.
+    /// The crash of a process and a power failure, but not the loss of the one device that holds
+    /// the write.
     OneCopy,
-    /// The death of any one device or host that holds it before the cluster has it, and there, in one copy, what `one_copy` says.
+    /// The loss of any one device or host that holds the write, until the write is written back to
+    /// the cluster. The cluster then keeps one copy, which is as safe as `one_copy`.
     TwoCopies,
-    /// The death of any one device or host.
+    /// The loss of any one device or host.
     Replicated,
 }
 
@@ -167,56 +174,69 @@ pub enum Durability {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Run {
-    /// What was measured.
+    /// The cell that was measured.
     pub cell: Cell,
-    /// Which of the repeats, from 1.
+    /// Number of the repeat, from 1.
     pub repeat: u32,
-    /// On which cluster.
+    /// Number of the cluster.
     pub testbed: u32,
-    /// Hypervisors that had clients.
+    /// Number of hypervisors on which clients ran.
     #[serde(default = "one")]
     pub hypervisors: u32,
-    /// What its acknowledged writes are safe from.
+    /// What the acknowledged writes of the run are safe from.
     pub durability: Durability,
-    /// Seconds since the suite began.
+    /// Seconds since the program began to run the suite; a resumed run counts from its restart.
     pub begun_s: f64,
-    /// The commands of all clients.
+    /// The command line of each client.
     pub commands: Vec<String>,
-    /// All requests of all clients.
+    /// Reads and writes of all clients together.
     pub figures: Figures,
-    /// Reads alone.
+    /// Reads of all clients together. None if there were none.
     pub reads: Option<Figures>,
-    /// Writes alone, each complete with the flush after it if there is one.
+    /// Writes of all clients together. A write that is followed by a flush is complete with that
+    /// flush. None if there were none.
     pub writes: Option<Figures>,
-    /// How many requests took how long: upper bounds in nanoseconds and counts, ascending, all clients. Empty where a write is complete
-    /// with a flush after it.
+    /// Latency histogram of all requests of all clients: upper bounds in nanoseconds and counts,
+    /// ascending. Empty where the load generator reports no histogram, and where a write is
+    /// complete only with the flush after it.
     pub histogram: Vec<(u64, u64)>,
-    /// Why the figures are not those of what was meant. Empty for a good run.
+    /// Reasons why the run does not measure what was meant. Empty for a valid run.
     pub invalid: Vec<String>,
-    /// The client or the machine was the limit, so that the placement might do more: why.
+    /// Reason why the placement might do more than was measured: the client or the machine was the
+    /// limit. None where neither was the limit.
     pub lower_bound: Option<String>,
-    /// Second by second, in the window of the clients, as all that follows: from the end of their ramp to the end of their time.
+    /// One sample for each second of the window, which lasts from the end of the last client's ramp
+    /// to the end of the first client's time. `stages`, `transit_us`, `devices`, `cpu_us_per_io`
+    /// and `placement` cover the same window.
     pub samples: Vec<Sample>,
-    /// Ceph's stages.
+    /// Count and mean time of each stage of a request in Ceph. Empty where neighbours ran, because
+    /// Ceph's counters do not tell the neighbours' requests apart.
     pub stages: Vec<Stage>,
-    /// Mean time of a packet from one node to another in microseconds, where the network is one that knows.
+    /// Mean time of a packet from one node to another in microseconds. None where the network does
+    /// not measure it.
     #[serde(default)]
     pub transit_us: Option<f64>,
-    /// What each device did.
+    /// Counters of each device over the window, by the name of the device.
     pub devices: BTreeMap<String, Counts>,
-    /// Processor time per request in microseconds, by kind of process.
+    /// Processor time per request in microseconds, by kind of process. Empty where neighbours ran.
     pub cpu_us_per_io: BTreeMap<String, f64>,
-    /// What its placements count themselves, such as hits of a cache: an object for each, by its name.
+    /// Counters of the placements and access paths, such as cache hits: one object for each
+    /// placement and path, by its name. A counter counts what happened in the window, but a counter
+    /// whose name ends with `dirty_bytes` is the level at the end of the window.
     pub placement: Value,
-    /// What was left to be written back afterwards.
+    /// Write-back of what the caches held after the measurement. None where nothing was left, or
+    /// where the drain was not timed.
     pub drained: Option<Drained>,
-    /// What `rados bench` tells as it is published, where that made the load.
+    /// Figures of `rados bench` in the form in which they are published, if `rados bench` made the
+    /// load.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bench: Option<Bench>,
-    /// The measurement without its ramp in five equal windows, in their order. Empty where that was not recorded.
+    /// The measurement without its ramp, in five equal windows, in their order. Empty where the
+    /// windows were not recorded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub windows: Vec<Window>,
-    /// fio's own report of each client, as its `--output-format=json` prints it. Empty where that was not kept.
+    /// fio's own report of each client, as `--output-format=json` prints it. Empty where the
+    /// reports were not kept.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fio: Vec<Value>,
     /// What the neighbours of the clients did, if there were any.
@@ -224,30 +244,33 @@ pub struct Run {
     pub neighbours: Option<Crowd>,
 }
 
-/// What neighbours of the clients did: from before the clients' ramp to after their time. None of it is in the clients' figures, and all
-/// of it is in what devices, processors and network did.
+/// What the neighbours of the clients did, from before the clients' ramp to after the clients'
+/// time. The clients' figures do not include the neighbours' requests; the counters of devices,
+/// processors and network include them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Crowd {
-    /// As the suite has them.
+    /// Number and limit of the neighbours, as in the suite.
     pub of: Neighbours,
-    /// All of them together. None where one failed.
+    /// Requests of all neighbours together. None where a neighbour failed.
     pub figures: Option<Figures>,
-    /// What each of them ran, on its own image.
+    /// Command line of the first neighbour. The other neighbours ran this command on their own
+    /// images.
     pub command: String,
 }
 
-/// What `rados bench` tells, of all instances together.
+/// Figures of `rados bench`, of all instances together.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Bench {
-    /// Bytes per second, second by second of the window.
+    /// Bytes per second: mean, largest and smallest over the seconds of the window.
     pub bytes_per_s: Spread,
-    /// Latency in microseconds: its mean in the window; the longest and the shortest of the whole run with its ramp, for no others are told.
+    /// Latency in microseconds: the mean in the window, and the longest and the shortest of the
+    /// whole run with its ramp, because `rados bench` reports no others.
     pub latency_us: Spread,
 }
 
-/// A mean, and what it lies between.
+/// A mean, with the largest and the smallest value.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Spread {
@@ -267,39 +290,42 @@ fn one() -> u32 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Window {
-    /// Requests that all clients had completed in it.
+    /// Requests that all clients completed in the window.
     pub requests: u64,
-    /// Bytes that all clients wrote in it.
+    /// Bytes that all clients wrote in the window.
     pub written_bytes: u64,
-    /// Bytes at its end that caches had not yet written back, of all caches; 0 where there is none.
+    /// Bytes that caches had not yet written back at the end of the window, of all caches together;
+    /// 0 where there is no cache.
     pub dirty_bytes: u64,
 }
 
-/// Bringing what a cache has not written back to where it belongs.
+/// Write-back of the dirty bytes that caches hold after a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Drained {
-    /// Dirty bytes at the end of the measurement.
+    /// Dirty bytes after the measurement, when the drain began.
     pub dirty_bytes: u64,
-    /// Seconds at the devices' own speed.
+    /// Seconds of the drain at the devices' own speed.
     pub seconds: f64,
-    /// Bytes that were left after that, and went with devices that answer at once.
+    /// Dirty bytes that were left after that, and were written back with devices that answer at
+    /// once.
     pub hurried_bytes: u64,
 }
 
 impl Results {
-    /// The releases of Ceph that its clusters were of, such as 16: one, unless the machine's was changed meanwhile.
+    /// The releases of Ceph of the clusters, such as 16: one release, unless the machine's Ceph was
+    /// changed during the run.
     pub fn ceph_releases(&self) -> BTreeSet<u32> {
         self.testbeds.iter().filter_map(|testbed| release_in(&testbed.ceph)).collect()
     }
 
-    /// A workload was not measured on a placement, for a reason that is told.
+    /// The results give a reason why `workload` was not measured on `placement`.
     pub fn is_not_run(&self, placement: &str, workload: &str) -> bool {
         let workload = self.suite.workload(workload);
         workload.is_some_and(|workload| self.not_run.iter().any(|found| found.covers(placement, workload)))
     }
 
-    /// The same with these runs in the place of its own, of which nothing is copied.
+    /// A copy of these results with `runs` in place of their own runs. The own runs are not copied.
     pub fn with_runs(&self, runs: Vec<Run>) -> Results {
         Results {
             format: self.format,
@@ -322,7 +348,7 @@ impl Results {
 }
 
 impl Run {
-    /// Its figures count.
+    /// The run is valid: `invalid` is empty.
     pub fn is_valid(&self) -> bool {
         self.invalid.is_empty()
     }

@@ -12,7 +12,8 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::mounts::{abort_below, points, unmount_below};
 
-/// How long what a killed process has left is tried to be removed: others that end with it use it for a moment.
+/// How long [`clear_after`] tries to remove what a killed process has left. Processes that end with
+/// the killed one may use it for a moment.
 const CLEAR_LIMIT: Duration = Duration::from_secs(60);
 /// How long a killed process may take to end once none of its mounts answers any more.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -22,14 +23,15 @@ const CLEAR_PAUSE: Duration = Duration::from_millis(100);
 /// Name of the process that calls [`clear_after`], as the kernel shows it.
 pub const CARETAKER: &str = "lab-caretaker";
 
-/// Where directories are made: `TMPDIR`, else `/var/tmp`, which is on a disk where `/tmp` may be memory, and whose name is short enough
-/// for the paths of sockets.
+/// The directory in which scratch directories are made: `TMPDIR`, else `/var/tmp`. `/var/tmp` is on
+/// a disk, whereas `/tmp` may be in memory, and the name `/var/tmp` is short enough for the paths
+/// of sockets.
 pub fn parent() -> PathBuf {
     let chosen = std::env::var_os("TMPDIR").map(PathBuf::from).filter(|path| path.is_absolute());
     chosen.unwrap_or_else(|| "/var/tmp".into())
 }
 
-/// Where the user's directories are, unless another parent is asked for.
+/// The directory of the user's scratch directories, unless another parent is asked for.
 pub fn base() -> PathBuf {
     base_in(&parent())
 }
@@ -38,8 +40,9 @@ fn base_in(parent: &Path) -> PathBuf {
     parent.join(format!("tidepool-{}", rustix::process::getuid().as_raw()))
 }
 
-/// Makes the user's directory in `parent`, where others may make some, too: what another user has put there is not used. Others may pass
-/// through it to what is opened to them ([`Scratch::open_to_others`]), and see nothing.
+/// Makes the user's directory `base`. Other users may make files in its parent, too; a `base` that
+/// another user has made is not used. Other users may pass through `base` to what is opened to them
+/// ([`Scratch::open_to_others`]), but cannot list it.
 fn make_base(base: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o711).create(base) {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
@@ -48,11 +51,12 @@ fn make_base(base: &Path) -> io::Result<()> {
     let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::NOFOLLOW;
     check_base(base)?;
     let opened = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(base)?;
-    // An earlier release made it as it makes any directory, and this one as the umask has it.
+    // An earlier release made the directory with the usual mode, and the umask changes the mode
+    // given above.
     opened.set_permissions(Permissions::from_mode(0o711))
 }
 
-/// Refuses a directory that is another user's, or a link to somewhere.
+/// Fails if the directory is another user's, or is a link.
 fn check_base(base: &Path) -> io::Result<()> {
     let found = fs::symlink_metadata(base)?;
     let is_ours = found.is_dir() && found.uid() == rustix::process::getuid().as_raw();
@@ -66,13 +70,15 @@ fn check_base(base: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// A name of ours: a kind, the number of a process, and a count. It is below the directory that it stands in.
+/// Whether `name` can be the name of a scratch directory (a kind, a process id, and a count). Such
+/// a name cannot lead out of the directory that it is in.
 fn is_name(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
     name.starts_with(|first: char| first.is_ascii_alphanumeric()) && name.bytes().all(is_plain)
 }
 
-/// Removes what killed processes have left below [`base`], and wherever else something of theirs is mounted.
+/// Removes what killed processes have left below [`base`], and in the user's other directories in
+/// which something is mounted.
 ///
 /// # Errors
 /// When [`base`] cannot be read, or is another user's.
@@ -87,15 +93,16 @@ pub fn sweep_leftovers() -> io::Result<()> {
     }
 }
 
-/// The user's directories that these paths lie in.
+/// The user's directories in which these paths are.
 fn bases_of(points: &[PathBuf]) -> BTreeSet<PathBuf> {
     let name = base_in(Path::new(""));
     let above = points.iter().flat_map(|point| point.ancestors().skip(1));
     above.filter(|path| path.file_name() == Some(name.as_os_str())).map(PathBuf::from).collect()
 }
 
-/// Unmounts and removes what the process with the id `owner` has made below `parent`. It has been killed; one of its threads may still
-/// wait for a mount that the process itself serves, and would do so for good.
+/// Unmounts and removes what the process with the id `owner` has made below `parent`. That process
+/// has been killed. One of its threads may still wait for a mount that the process itself serves,
+/// and would wait without end.
 pub fn clear_after(owner: u32, parent: &Path) {
     let base = base_in(parent);
     if check_base(&base).is_err() {
@@ -116,17 +123,18 @@ pub fn clear_after(owner: u32, parent: &Path) {
     }
 }
 
-/// The id of the process that has made the directory of that name.
+/// The id of the process that has made the directory `name`.
 fn owner_of(name: &str) -> Option<u32> {
     let mut parts = name.rsplitn(3, '-');
     let (_, owner, _) = (parts.next()?, parts.next()?, parts.next()?);
     owner.parse().ok().filter(|_| is_name(name))
 }
 
-/// A directory that is removed when it is dropped.
+/// A directory that is removed when this value is dropped.
 ///
-/// Next to the directory `NAME` stands `NAME.lock`, which its process keeps locked. A lock that can be taken therefore belongs to a
-/// process that has ended, and the process that makes the next directory removes what it left.
+/// Beside the directory `NAME` is the file `NAME.lock`, which the directory's process keeps locked.
+/// So a lock that can be taken belongs to a process that has ended. The process that makes the next
+/// directory removes what the ended process has left.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
@@ -136,7 +144,8 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Makes a directory for `kind` (a short word, for people who look) below [`parent`].
+    /// Makes a directory for `kind` below [`parent`]. `kind` is a short word, which tells an
+    /// operator what the directory is for.
     pub fn new(kind: &str) -> io::Result<Scratch> {
         Scratch::new_in(&parent(), kind)
     }
@@ -154,7 +163,8 @@ impl Scratch {
         let lock = loop {
             let lock = open_lock(&lock_path, OpenOptions::new().create(true))?;
             flock(&lock, FlockOperation::LockExclusive)?;
-            // A sweeper may have removed the file between its creation and the lock.
+            // Another process may have removed the file as a leftover between its creation and the
+            // lock.
             if fs::metadata(&lock_path)
                 .is_ok_and(|now| lock.metadata().is_ok_and(|was| was.ino() == now.ino()))
             {
@@ -179,15 +189,15 @@ impl Scratch {
         self.path.join(name)
     }
 
-    /// Lets other users pass through to what of it they may use.
+    /// Lets other users pass through the directory to what they may use in it.
     ///
     /// # Errors
-    /// When its mode cannot be changed.
+    /// When the directory's mode cannot be changed.
     pub fn open_to_others(&self) -> io::Result<()> {
         fs::set_permissions(&self.path, Permissions::from_mode(0o711))
     }
 
-    /// Leaves the directory in place for good when this is dropped, to look at what a failure left.
+    /// Keeps the directory when this value is dropped, so that what a failure left can be examined.
     pub fn keep(&mut self) {
         self.keep = true;
     }
@@ -205,19 +215,20 @@ impl Drop for Scratch {
     }
 }
 
-/// Opens the lock of a directory, which is no link.
+/// Opens the lock file of a directory, but no symbolic link.
 fn open_lock(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     options.write(true).mode(0o600).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32).open(path)
 }
 
-/// Whether the process with that id has been killed, or is about to end. If it still has a lock, one of its threads has not ended: it waits
-/// for a mount that the process itself served, and would do so for good.
+/// Whether the process with that id has been killed, or is about to end. If such a process still
+/// has a lock, one of its threads has not ended: the thread waits for a mount that the process
+/// itself served, and would wait without end.
 pub fn is_killed(process: u32) -> bool {
-    // From <linux/sched.h>, told by proc(5) as the ninth field.
+    // From <linux/sched.h>; the flags are the ninth field of `stat` in proc(5).
     const PF_EXITING: u64 = 4;
     let read = |name: &str| fs::read_to_string(format!("/proc/{process}/{name}")).unwrap_or_default();
     let (stat, status) = (read("stat"), read("status"));
-    // The name before them may have anything in it.
+    // The process name before the fields may contain any characters.
     let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
     let is_zombie = fields.next() == Some("Z");
     let is_exiting =
@@ -227,7 +238,8 @@ pub fn is_killed(process: u32) -> bool {
     is_zombie || is_exiting || pending & 1 << (rustix::process::Signal::KILL.as_raw() - 1) != 0
 }
 
-/// The lock of the directory `name` below `base`, if its process has ended, or ends within `limit`.
+/// The lock of the directory `name` below `base`, if the directory's process has ended, or ends
+/// within `limit`.
 fn ended(base: &Path, name: &str, limit: Duration) -> Option<File> {
     let lock = open_lock(&base.join(format!("{name}.lock")), &mut OpenOptions::new()).ok()?;
     let begun = Instant::now();
@@ -247,12 +259,13 @@ fn sweep(base: &Path) -> io::Result<()> {
         name.to_str()?.strip_suffix(".lock").filter(|name| is_name(name)).map(String::from)
     });
     let names: Vec<String> = names.collect();
-    // What is mounted below a link is none of ours.
+    // Mounts below a link are not ours.
     let is_directory = |directory: &Path| fs::symlink_metadata(directory).is_ok_and(|found| found.is_dir());
     let hanging =
         |name: &str| owner_of(name).is_some_and(is_killed) && ended(base, name, Duration::ZERO).is_none();
     let hanging: BTreeSet<&String> = names.iter().filter(|name| hanging(name)).collect();
-    // All of them before the first one is waited for: a process ends when none of its threads hangs any more.
+    // All mounts are aborted before the first process is waited for: a process ends only when none
+    // of its threads hangs.
     let directories = hanging.iter().map(|name| base.join(name));
     directories.filter(|directory| is_directory(directory)).for_each(|directory| abort_below(&directory));
     for name in &names {
@@ -263,7 +276,7 @@ fn sweep(base: &Path) -> io::Result<()> {
                 unmount_below(&directory);
             }
             let _ = fs::remove_dir_all(&directory);
-            // What could not be removed is left to the next one.
+            // A directory that could not be removed is left to the next sweep.
             if !directory.exists() {
                 let _ = fs::remove_file(&lock_path);
             }
@@ -309,7 +322,7 @@ mod tests {
         std::os::unix::fs::symlink(outer.path(), base_in(&linked)).expect("a link");
         let mut refused = vec![Scratch::new_in(&linked, "a")];
         fs::create_dir(base_in(&theirs)).expect("a directory");
-        // Only root can give it away.
+        // Only root can give the directory to another user.
         if std::os::unix::fs::chown(base_in(&theirs), Some(65534), Some(65534)).is_ok() {
             refused.push(Scratch::new_in(&theirs, "a"));
         }
@@ -324,7 +337,7 @@ mod tests {
         let outer = Scratch::new("scratch-test").expect("outer");
         let used = Scratch::new_in(outer.path(), "used").expect("a directory");
         let base = base_in(outer.path());
-        // Nobody's process has such an id.
+        // No process can have this id.
         for name in ["lab-a-4194305-0", "used-4194305-12"] {
             fs::create_dir(base.join(name)).expect("a directory");
             fs::write(base.join(format!("{name}.lock")), "").expect("a lock");
@@ -367,7 +380,7 @@ mod tests {
         let first = Scratch::new_in(outer.path(), "a").expect("first");
         fs::write(first.join("file"), "x").expect("write");
         let base = first.path().parent().expect("base").to_path_buf();
-        // What a killed process leaves: a directory and a lock file that nobody holds.
+        // A killed process leaves a directory, and a lock file that no process has locked.
         fs::create_dir(base.join("b-1-0")).expect("dir");
         fs::write(base.join("b-1-0.lock"), "").expect("lock");
         let second = Scratch::new_in(outer.path(), "c").expect("second");

@@ -1,4 +1,4 @@
-//! What is written into each sector, so that any sector that is read tells where it came from.
+//! The content of stamped sectors: a read sector shows where it came from.
 
 use crate::random::mix;
 
@@ -6,28 +6,29 @@ use crate::random::mix;
 pub const SECTOR_BYTES: usize = 512;
 /// First word of every stamped sector.
 const MAGIC: u64 = u64::from_le_bytes(*b"tidestmp");
-/// Words of a stamp's header; what follows is a filler that depends on them.
+/// Words of a stamp's header. The filler after the header depends on them.
 const HEADER_WORDS: usize = 5;
 
-/// The number of a write within its run; unique, and larger for later writes. 0 is what was there before the first.
+/// Number of a write within its run: unique, and larger for later writes. 0 is the content before
+/// the first write.
 pub type Version = u32;
 
-/// Marks a version whose content is zeros: a discard, a write of zeroes, or an untouched sector.
+/// Flag of a version whose content is zeros: a discard, a write of zeroes, or an untouched sector.
 pub const ZEROS: Version = 1 << 31;
 
-/// What the sectors of one run have in common.
+/// Identity of one run's sectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Origin {
     /// The seed of the run.
     pub seed: u64,
-    /// A number for the volume, so that one volume's data in another is recognized.
+    /// Number of the volume: shows when one volume holds another volume's data.
     pub volume: u32,
 }
 
 /// The origin, place and version that a sector carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stamp {
-    /// Whose write it was.
+    /// Run and volume of the write.
     pub origin: Origin,
     /// Sector number within the volume.
     pub sector: u64,
@@ -36,7 +37,7 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// The header's words.
+    /// The words of the header: magic, seed, volume and version, sector, checksum.
     fn header(&self) -> [u64; HEADER_WORDS] {
         let place = u64::from(self.origin.volume) << 32 | u64::from(self.version);
         let sum = mix(mix(mix(MAGIC ^ self.origin.seed) ^ place) ^ self.sector);
@@ -63,7 +64,7 @@ impl Stamp {
         }
     }
 
-    /// Whether `sector` is exactly this content.
+    /// Whether `sector` holds exactly this stamp's content.
     pub fn matches(&self, sector: &[u8]) -> bool {
         assert_eq!(sector.len(), SECTOR_BYTES);
         if self.version & ZEROS != 0 {
@@ -73,12 +74,13 @@ impl Stamp {
     }
 }
 
-/// A word of a sector, by its number.
+/// The word of a sector with this number.
 fn word(sector: &[u8], index: usize) -> u64 {
     u64::from_le_bytes(sector[index * 8..index * 8 + 8].try_into().expect("eight bytes"))
 }
 
-/// The stamp that a sector's header tells; `None` if it begins with none. The rest of the sector may be damaged.
+/// The stamp in a sector's header, or `None` if the sector does not begin with a stamp. The rest of
+/// the sector may be damaged.
 fn header(sector: &[u8]) -> Option<Stamp> {
     let place = word(sector, 2);
     (word(sector, 0) == MAGIC).then(|| Stamp {
@@ -88,12 +90,13 @@ fn header(sector: &[u8]) -> Option<Stamp> {
     })
 }
 
-/// The stamp that a sector holds, whole and undamaged; `None` if it holds something else.
+/// The stamp that a sector holds, complete and undamaged. `None` if the sector holds something
+/// else, such as zeros.
 pub fn read(sector: &[u8]) -> Option<Stamp> {
     header(sector).filter(|stamp| stamp.version & ZEROS == 0 && stamp.matches(sector))
 }
 
-/// What a sector holds, for the report of a violation.
+/// What a sector holds, in words, for the report of a violation.
 pub fn describe(sector: &[u8]) -> String {
     if sector.iter().all(|&byte| byte == 0) {
         return "zeros".into();

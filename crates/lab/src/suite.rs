@@ -1,6 +1,7 @@
-//! What is measured: a suite names placements, workloads and how often, and what others have found.
+//! What is measured: a suite names placements, workloads, the number of repeats, and published
+//! claims to test.
 //!
-//! Suites that were published come with the program; others are TOML files of the same form.
+//! Published suites come with the program. Other suites are TOML files of the same form.
 
 mod bench;
 mod beside;
@@ -33,23 +34,23 @@ pub use size::ClusterSize;
 
 /// Longest measurement, in seconds.
 const SECONDS_MAX: u32 = 7 * 24 * 3600;
-/// Most repeats.
+/// Most repeats of a measurement.
 const REPEATS_MAX: u32 = 1_000;
-/// Slowest devices.
+/// Largest factor by which devices are slowed.
 const SLOWED_BY_MAX: u32 = 1_000;
 /// Longest delay of a packet, in microseconds.
 const DELAY_US_MAX: u32 = 1_000_000;
-/// Sizes of devices and images, in bytes.
+/// Limits of the size of a device or an image, in bytes.
 const SIZE_BYTES_MIN: u64 = 64 << 20;
 const SIZE_BYTES_MAX: u64 = 16 << 40;
-/// Most requests in flight of a client.
+/// Most requests in flight of one client.
 const DEPTH_MAX: u32 = 1_024;
-/// Most clients, and jobs of one.
+/// Most clients, and most jobs of one client.
 const CLIENTS_MAX: u32 = 64;
-/// Most things that a suite measures; each takes its time on a cluster.
+/// Most cells of a suite. Each cell takes its time on a cluster.
 pub const CELLS_MAX: usize = 10_000;
 
-/// Suites that come with the program: name and text.
+/// Name and text of each suite that comes with the program.
 const BUILT_IN: &[(&str, &str)] = &[
     ("which-side", include_str!("suites/which-side.toml")),
     ("iometer-8020", include_str!("suites/iometer-8020.toml")),
@@ -66,53 +67,56 @@ const BUILT_IN: &[(&str, &str)] = &[
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Suite {
-    /// Its name, such as `which-side`.
+    /// Name of the suite, such as `which-side`.
     pub name: String,
-    /// What it asks, in one sentence.
+    /// The question that the suite answers, in one sentence.
     pub question: String,
-    /// The cluster below.
+    /// The cluster that all placements stand on.
     pub ground: Ground,
-    /// Placements, each as `NAME[+NAME…][@CLASS]`: what stands where, and the class of the SSD if it is not the ground's.
+    /// Placements, each as `NAME[+NAME…][@CLASS]`: the placement of each layer, and the class of
+    /// the SSD if it is not the ground's.
     pub placements: Vec<String>,
     /// The placement that the others are compared with.
     pub baseline: String,
-    /// The workload that decides; another one's figures are shown beside it.
+    /// The deciding workload. Figures of other workloads are shown beside its figures.
     pub deciding: String,
-    /// What is done.
+    /// The workloads.
     #[serde(rename = "workload")]
     pub workloads: Vec<Workload>,
-    /// How often every measurement is made.
+    /// Repeats of each measurement.
     pub repeats: u32,
-    /// How often those of the deciding workload are made at most, of placements that are not yet told apart. As often as the others if
-    /// nothing is said.
+    /// Most repeats of a measurement of the deciding workload, for placements that are not told
+    /// apart yet. `repeats` if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeats_max: Option<u32>,
-    /// How often those of the other workloads are made, if less often.
+    /// Repeats of a measurement of the other workloads. `repeats` if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeats_beside: Option<u32>,
-    /// Length of a measurement in seconds, the ramp not included; of an event that of each window.
+    /// Length of a measurement in seconds, without the ramp; for an event the length of each
+    /// window.
     pub seconds: u32,
-    /// Seconds before a measurement counts.
+    /// Seconds of the ramp, before a measurement counts.
     pub ramp_s: u32,
-    /// Every repeat has clusters of its own; otherwise the repeats of a placement share one, and count as one.
+    /// Each repeat has its own clusters. Otherwise the repeats of a placement share a cluster and
+    /// count as one observation.
     #[serde(default)]
     pub fresh_clusters: bool,
-    /// What publications say about it, to be tested.
+    /// Published claims to test.
     #[serde(default, rename = "direction", skip_serializing_if = "Vec::is_empty")]
     pub directions: Vec<Direction>,
     /// Set-ups that a publication measured side by side.
     #[serde(default, rename = "setup", skip_serializing_if = "Vec::is_empty")]
     pub setups: Vec<Setup>,
-    /// What happens under load.
+    /// Events under load.
     #[serde(default, rename = "event", skip_serializing_if = "Vec::is_empty")]
     pub events: Vec<Event>,
-    /// What differs with `--quick`.
+    /// Settings of the quick form (`--quick`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quick: Option<Quick>,
-    /// Placements and workloads that are not measured this time, for want of time.
+    /// Placements and workloads that are left out to save time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub without: Vec<String>,
-    /// Sizes of clusters that are not measured this time, for want of time.
+    /// Cluster sizes that are left out to save time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub without_sizes: Vec<ClusterSize>,
 }
@@ -123,53 +127,57 @@ pub struct Suite {
 pub struct Ground {
     /// Class of the disks.
     pub disk: String,
-    /// Numbers of disks; each is measured.
+    /// Numbers of disks. Each number is measured.
     pub disks: Vec<u32>,
-    /// Numbers of OSDs on each disk; each is measured.
+    /// Numbers of OSDs on each disk. Each number is measured.
     pub osds_per_disk: Vec<u32>,
-    /// Clusters with more OSDs than this on each processor of the machine are not measured, and listed with that reason. No limit if nothing is
-    /// said.
+    /// Largest number of OSDs on each processor of the machine. Larger clusters are not measured,
+    /// and are listed with that reason. No limit if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub osds_per_processor_max: Option<u32>,
-    /// What has more clients than this on each processor of the machine is not measured, and listed with that reason. No limit if nothing is
-    /// said.
+    /// Largest number of clients on each processor of the machine. Cells with more clients are not
+    /// measured, and are listed with that reason. No limit if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clients_per_processor_max: Option<u32>,
     /// Size of a disk in bytes.
     pub disk_bytes: u64,
-    /// Class of the SSDs: one in each server with OSDs, or one in each hypervisor, as a placement has it.
+    /// Class of the SSDs. A placement has one in each server with OSDs, or one in each hypervisor.
     pub ssd: String,
-    /// Size of each in bytes.
+    /// Size of each SSD in bytes.
     pub ssd_bytes: u64,
     /// Copies of each object.
     pub replicas: u32,
-    /// Other numbers of copies: all is measured with each of them as well, and told beside.
+    /// Other numbers of copies. Each is measured in addition, and shown beside the results.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub replicas_beside: Vec<u32>,
-    /// Virtual machines beside the measured clients, `N` or `N:IOPS`; their requests are in no figure. None if nothing is said.
+    /// Virtual machines beside the measured clients, as `N` or `N:IOPS`. Their requests are in no
+    /// figure. None if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub neighbours: Option<Neighbours>,
-    /// Other neighbours: all is measured beside each of them as well, and told beside.
+    /// Other neighbours. Each is measured in addition, and shown beside the results.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub neighbours_beside: Vec<Neighbours>,
-    /// So much slower than their class are the devices.
+    /// Factor by which the devices are slower than their class.
     pub slowed_by: u32,
-    /// The deciding workload is measured with devices slowed by this factor as well: what turns with it is not measurable.
+    /// A second factor: the deciding workload is also measured with devices slowed by this factor.
+    /// A result that changes with the factor is not measurable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub second_slowed_by: Option<u32>,
-    /// Servers among which the disks are dealt out, each in a network namespace; 0 for one machine with a loopback interface.
+    /// Servers among which the disks are distributed, each in a network namespace. 0 for one
+    /// machine with a loopback interface.
     #[serde(default)]
     pub servers: u32,
-    /// Hypervisors: clients are dealt round them.
+    /// Hypervisors. Clients are distributed over them in turn.
     #[serde(default = "just_one")]
     pub hypervisors: u32,
-    /// Delay of a packet between client, servers and each other in microseconds, each way, before it is slowed as the devices are. It
-    /// needs servers.
+    /// Delay of a packet in microseconds, each way, between clients and servers and between
+    /// servers, before the slowing factor is applied. It has no effect without servers.
     #[serde(default)]
     pub delay_us: u32,
     /// Size of each image in bytes.
     pub image_bytes: u64,
-    /// Memory in bytes that each OSD may use to cache data; to be small against the sets.
+    /// Bytes of memory that each OSD may use to cache data. It should be small compared with the
+    /// sets.
     pub osd_cache_bytes: u64,
     /// Lines for the `[global]` section of ceph.conf.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -180,44 +188,46 @@ pub struct Ground {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
-    /// Short name, such as `4k-80-20`.
+    /// Short name of the workload, such as `4k-80-20`.
     pub name: String,
-    /// In words for a report, such as `4 KiB random, 80 % reads`.
+    /// Title for reports, such as `4 KiB random, 80 % reads`.
     pub title: String,
-    /// What makes the load.
+    /// The load generator.
     #[serde(default, skip_serializing_if = "Tool::is_default")]
     pub tool: Tool,
-    /// `read`, `write`, `randread`, `randwrite` or `randrw`, as fio calls them. Of rados bench `write`, `read` (its seq) or `randread`
-    /// (its rand).
+    /// `read`, `write`, `randread`, `randwrite` or `randrw`, as in fio. For rados bench `write`,
+    /// `read` (its seq) or `randread` (its rand).
     pub rw: String,
-    /// Percentage of reads of `randrw`.
+    /// Percentage of reads, for `randrw`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_percent: Option<u8>,
-    /// Bytes of a request; of rados bench those of an object.
+    /// Bytes of a request; for rados bench the bytes of an object.
     pub block_bytes: u64,
-    /// Requests in flight of each client; each number is measured.
+    /// Requests in flight of each client. Each number is measured.
     pub depth: Vec<u32>,
-    /// Clients, each with an image of its own, or an instance of rados bench; each number is measured.
+    /// Numbers of clients. Each client has its own image, or is an instance of rados bench. Each
+    /// number is measured.
     #[serde(default = "one")]
     pub clients: Vec<u32>,
-    /// Writers or readers inside a client.
+    /// Jobs of one client, each with its own part of the set.
     #[serde(default = "just_one")]
     pub jobs: u32,
-    /// When a write counts as done.
+    /// When a write counts as complete.
     #[serde(default)]
     pub sync: Sync,
-    /// Whether those who write ever flush.
+    /// Whether clients flush.
     #[serde(default)]
     pub guest: Guest,
-    /// Bytes of each image that requests go to, from its begin on. Of rados bench bytes of the objects, of all clients together, that were
-    /// written before: those that are read, or those that are there already when others are written.
+    /// Bytes from the beginning of each image that requests go to. For rados bench the bytes of the
+    /// objects, of all clients together, that exist beforehand: those that are read, or those that
+    /// exist when others are written.
     pub set_bytes: u64,
-    /// What caches hold before.
+    /// Contents of the caches before a measurement.
     pub caches: Caches,
     /// How hypervisors reach the images.
     #[serde(default, skip_serializing_if = "Access::is_librbd")]
     pub access: Access,
-    /// Only for these placements; all if there are none.
+    /// Placements with this workload; all if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub placements: Vec<String>,
 }
@@ -230,92 +240,94 @@ fn just_one() -> u32 {
     1
 }
 
-/// Whether those who write ever send a flush. Caches take a guest that has never sent one for a guest that never will, and have each of
-/// its writes wait until it is safe.
+/// Whether clients send flushes. A cache treats a guest that has never flushed as a guest that
+/// never flushes: each write of the guest waits until the write is safe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Guest {
-    /// One flush was sent before, as any guest of today does when it mounts.
+    /// Each client sent one flush before, as any guest of today does when it mounts.
     #[default]
     Flushes,
-    /// None is ever sent.
+    /// No flush is ever sent.
     NeverFlushes,
 }
 
-/// What caches hold before a measurement.
+/// Contents of the caches before a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Caches {
     /// Nothing of the set.
     Cold,
-    /// The set, as far as it fits.
+    /// The set, as much of it as fits.
     Warm,
 }
 
-/// What differs in the quick form.
+/// Settings of the quick form.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Quick {
-    /// Instead of the suite's.
+    /// `repeats` of the quick form.
     pub repeats: u32,
-    /// Instead of the suite's.
+    /// `repeats_max` of the quick form.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeats_max: Option<u32>,
-    /// Instead of the suite's.
+    /// `repeats_beside` of the quick form.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeats_beside: Option<u32>,
-    /// Instead of the suite's.
+    /// `seconds` of the quick form.
     pub seconds: u32,
-    /// Instead of the suite's.
+    /// `ramp_s` of the quick form.
     pub ramp_s: u32,
-    /// Images and sets are so many times smaller, as are the SSD and the disks.
+    /// Images, sets, SSDs and disks are smaller by this factor.
     pub smaller: u64,
-    /// Size of each SSD in bytes, if it is not to be so many times smaller: what OSDs write beside the data is not smaller either.
+    /// Size of each SSD in bytes, if it is not to be divided by `smaller`: what OSDs write beside
+    /// the data does not get smaller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ssd_bytes: Option<u64>,
-    /// Of each workload only the depth nearest to this one.
+    /// Each workload keeps only the depth nearest to this one.
     pub depth: u32,
-    /// Of each workload only these numbers of clients, where it has any of them. All if there are none.
+    /// Each workload keeps only these numbers of clients. A workload that has none of them keeps
+    /// all of its own. All numbers are kept if the list is empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub clients: Vec<u32>,
-    /// Placements and workloads that it leaves out.
+    /// Placements and workloads that the quick form leaves out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub without: Vec<String>,
-    /// Sizes of clusters that it leaves out.
+    /// Cluster sizes that the quick form leaves out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub without_sizes: Vec<ClusterSize>,
 }
 
-/// Why a text is no suite.
+/// Why a text is not a suite.
 #[derive(Debug, thiserror::Error)]
 pub enum SuiteError {
-    /// Neither built in nor a file.
+    /// The suite is neither built in nor a file.
     #[error("no suite {name}; there are {known}, and files whose names end with .toml")]
     Unknown {
-        /// As asked for.
+        /// The name that was asked for.
         name: String,
-        /// Those that there are.
+        /// The names of the built-in suites, separated by commas.
         known: String,
     },
-    /// A file that cannot be read.
+    /// The file cannot be read.
     #[error("cannot read the suite {path}: {source}")]
     Read {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// The error.
         source: std::io::Error,
     },
-    /// A text that is none.
+    /// The text is not a valid suite.
     #[error("the suite {name}: {what}")]
     Invalid {
-        /// Its name or file.
+        /// Name or file of the suite.
         name: String,
         /// What is wrong with it, in one line.
         what: String,
     },
 }
 
-/// One thing that is measured, some times.
+/// One cell: conditions that are measured several times.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Cell {
@@ -331,22 +343,22 @@ pub struct Cell {
     pub depth: u32,
     /// Clients.
     pub clients: u32,
-    /// By how much the devices are slowed, if not by the ground's factor.
+    /// Factor by which the devices are slowed, if it is not the ground's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slowed_by: Option<u32>,
-    /// Copies of each object, if not as many as the ground has.
+    /// Copies of each object, if their number is not the ground's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<u32>,
-    /// Neighbours of the clients, if not those that the ground has.
+    /// Neighbours of the clients, if they are not the ground's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub neighbours: Option<Neighbours>,
 }
 
 impl Suite {
-    /// The suite of that name, or in that file.
+    /// The built-in suite with this name, or the suite in this file.
     ///
     /// # Errors
-    /// When there is none, or it makes no sense.
+    /// If there is no such suite, or it is not valid.
     pub fn find(name: &str) -> Result<Suite, SuiteError> {
         if let Some((_, text)) = BUILT_IN.iter().find(|(built_in, _)| *built_in == name) {
             return Suite::parse(name, text);
@@ -360,16 +372,16 @@ impl Suite {
         Suite::parse(name, &text)
     }
 
-    /// All that come with the program.
+    /// All built-in suites.
     pub fn built_in() -> Vec<Suite> {
         let parse = |(name, text): &(&str, &str)| Suite::parse(name, text);
         BUILT_IN.iter().map(parse).collect::<Result<_, _>>().expect("tests read them all")
     }
 
-    /// The suite that a text says, which stands in `name`.
+    /// Reads a suite from `text`. `name` is its name or file, for errors.
     ///
     /// # Errors
-    /// When it is none, or makes no sense.
+    /// If the text is not a valid suite.
     pub fn parse(name: &str, text: &str) -> Result<Suite, SuiteError> {
         let invalid = |what: String| SuiteError::Invalid { name: name.into(), what };
         let suite: Suite = toml::from_str(text).map_err(|e| {
@@ -379,7 +391,7 @@ impl Suite {
         })?;
         suite.check().map_err(invalid)?;
         suite.check_quick_clients().map_err(invalid)?;
-        // The quick form may have fewer points, and says so in its verdict.
+        // The quick form may have fewer points. Its verdict says so.
         for direction in &suite.directions {
             let named = |what: String| invalid(format!("the direction \"{}\": {what}", direction.claim));
             direction.has_points(&suite).map_err(named)?;
@@ -390,7 +402,7 @@ impl Suite {
         Ok(suite)
     }
 
-    /// What is wrong with it.
+    /// Checks the suite; an error says what is wrong.
     fn check(&self) -> Result<(), String> {
         let workload = |name: &str| self.workloads.iter().any(|workload| workload.name == name);
         let placement = |name: &String| self.placements.contains(name);
@@ -494,7 +506,8 @@ impl Suite {
         Ok(())
     }
 
-    /// The same in a fraction of the time: shorter runs, smaller sets, fewer depths.
+    /// The quick form: shorter runs, smaller sets, fewer depths. The suite itself if it has no
+    /// quick form.
     pub fn quick(mut self) -> Suite {
         let Some(quick) = self.quick.take() else { return self };
         (self.repeats, self.seconds, self.ramp_s) = (quick.repeats, quick.seconds, quick.ramp_s);
@@ -515,16 +528,17 @@ impl Suite {
         self
     }
 
-    /// The same with hypervisors that reach images by this path, in all workloads.
+    /// The suite with this access path in all workloads.
     ///
     /// # Errors
-    /// When a placement cannot stand on it, whatever the machine.
+    /// If the suite is not valid with this path, such as when a placement cannot stand on it on any
+    /// machine.
     pub fn over(mut self, access: Access) -> Result<Suite, SuiteError> {
         self.workloads.iter_mut().for_each(|workload| workload.access = access);
         self.checked()
     }
 
-    /// The same, if it makes sense.
+    /// The suite, if it is valid.
     fn checked(self) -> Result<Suite, SuiteError> {
         match self.check() {
             Ok(()) => Ok(self),
@@ -532,14 +546,14 @@ impl Suite {
         }
     }
 
-    /// What identifies it: the SHA-256 of all that it says, in hexadecimal.
+    /// Identity of the suite: the SHA-256 of its JSON form, in hexadecimal.
     pub fn sha256(&self) -> String {
         let text = serde_json::to_vec(self).expect("a suite is plain data");
         Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// The placements but those that it is without, and after them the baseline again under another name: what is the same has to come out
-    /// as the same.
+    /// The placements that are measured, and after them the baseline again under another name:
+    /// equal placements must give equal results.
     pub fn measured(&self) -> Vec<String> {
         let mut placements = self.placements.clone();
         placements.retain(|placement| !self.without.contains(placement));
@@ -550,7 +564,7 @@ impl Suite {
         placements
     }
 
-    /// Everything that is to be measured, in the suite's order.
+    /// All cells, in the suite's order. Workloads of events have none.
     pub fn cells(&self) -> Vec<Cell> {
         let mut cells = Vec::new();
         for placement in self.measured() {
@@ -583,18 +597,19 @@ impl Suite {
         cells
     }
 
-    /// How often a workload is measured, before the deciding one gets more.
+    /// Repeats of a workload, before the deciding workload gets more.
     pub fn repeats_of(&self, workload: &str) -> u32 {
         self.repeats_beside.filter(|_| workload != self.deciding).unwrap_or(self.repeats)
     }
 
-    /// Measurements and events that it makes, before the deciding workload gets more.
+    /// Number of measurements and events, before the deciding workload gets more repeats.
     pub fn runs(&self) -> usize {
         let runs: usize = self.cells().iter().map(|cell| self.repeats_of(&cell.workload) as usize).sum();
         runs + self.happenings().len() * self.repeats as usize
     }
 
-    /// The factors at which a workload is measured on a placement, None for the ground's; empty if it is not.
+    /// The factors at which a workload is measured on a placement (`None` for the ground's), or
+    /// nothing if it is not measured there.
     fn factors(&self, placement: &str, workload: &Workload) -> Vec<Option<u32>> {
         let on = |name: &str| workload.is_on(name);
         let decides = workload.name == self.deciding;
@@ -610,7 +625,7 @@ impl Suite {
         factors
     }
 
-    /// A placement that is ranked when it was measured.
+    /// Whether a placement is ranked once it has been measured.
     fn may_win(&self, placement: &str) -> bool {
         let access = self.workload(&self.deciding).map_or(Access::Librbd, |workload| workload.access);
         let safe = Arrangement::parse(placement)
@@ -632,11 +647,12 @@ impl Suite {
 }
 
 impl Ground {
-    /// The sets of so many clients fit each SSD: one in a hypervisor has its clients' sets, one in a server its part of all copies.
+    /// Whether the sets of this number of clients fit each SSD. An SSD in a hypervisor holds the
+    /// sets of its clients; an SSD in a server holds its part of all copies.
     pub fn fits(&self, workload: &Workload, clients: u32) -> bool {
         let copies = workload.all_sets_bytes(clients).saturating_mul(self.replicas.into());
         let of_one = clients.div_ceil(self.hypervisors.max(1));
-        // No hypervisor keeps objects.
+        // Hypervisors do not hold the objects of rados bench.
         let in_hypervisor = if workload.tool == Tool::Fio { workload.all_sets_bytes(of_one) } else { 0 };
         in_hypervisor.max(copies / u64::from(self.servers.max(1))) <= self.ssd_bytes
     }
@@ -686,22 +702,23 @@ impl Ground {
     }
 }
 
-/// Images fill so much of the disks at most.
+/// Images take at most this percentage of the disks.
 const DISKS_PERCENT_MAX: u64 = 60;
-/// What each OSD needs beside images: where small writes come faster than a disk takes them, BlueStore's database was seen to grow to 2 GB.
-/// An OSD that finds no room for it ends.
+/// Bytes that each OSD needs beside the images. When small writes come faster than a disk takes
+/// them, BlueStore's database was seen to grow to 2 GB. An OSD that finds no room for its database
+/// ends.
 const OSD_ROOM_BYTES: u64 = 4 << 30;
 
-/// What classes of devices are called that are as fast as Ceph's code, or faster.
+/// Beginning of the names of device classes that are as fast as Ceph's code, or faster.
 const NVME: &str = "nvme";
 
-/// There is a class of devices of that name.
+/// Fails if there is no class of devices with this name.
 fn class(name: &str) -> Result<(), String> {
     let names = || preset::all().into_iter().map(|preset| preset.spec.name).collect::<Vec<_>>().join(", ");
     preset::find(name).map(drop).ok_or_else(|| format!("no class {name} of devices; there are {}", names()))
 }
 
-/// Nothing is named twice.
+/// Fails if a name occurs twice.
 fn unique<'a>(what: &str, names: impl IntoIterator<Item = &'a String>) -> Result<(), String> {
     let mut seen = BTreeSet::new();
     let again = names.into_iter().find(|name| !seen.insert(*name));
@@ -738,12 +755,12 @@ impl Workload {
         Ok(())
     }
 
-    /// It is measured on a placement of that name, if the suite has one.
+    /// Whether the workload is measured on this placement, if the suite has it.
     pub fn is_on(&self, placement: &str) -> bool {
         self.placements.is_empty() || self.placements.iter().any(|name| name == placement)
     }
 
-    /// What it does, and where.
+    /// The access pattern of the workload. `None` if `rw` and `read_percent` give none.
     pub fn pattern(&self) -> Option<Pattern> {
         Some(match (self.rw.as_str(), self.read_percent) {
             ("read", None) => Pattern::Read,
@@ -755,22 +772,24 @@ impl Workload {
         })
     }
 
-    /// What the caches hold of a set may be something else afterwards: what is written, or read from elsewhere, takes its place.
+    /// Whether the caches may hold other blocks of the set after a measurement: blocks that are
+    /// written, or read for the first time, take the place of others.
     pub fn changes_caches(&self) -> bool {
         self.writes() || self.caches == Caches::Cold
     }
 
-    /// It ends with its time. What was read once is not cold any more: then it ends with the set.
+    /// Whether a measurement always ends after its time. A cold measurement may end earlier, with
+    /// its set: what was read once is no longer cold.
     pub fn is_time_based(&self) -> bool {
         self.caches != Caches::Cold
     }
 
-    /// Whether anything is written.
+    /// Whether the workload writes.
     pub fn writes(&self) -> bool {
         !matches!(self.pattern(), Some(Pattern::Read | Pattern::RandRead))
     }
 
-    /// What one client does at a depth.
+    /// The job of one client at this depth. The workload must be part of a valid suite.
     pub fn job(&self, depth: u32) -> Job {
         let pattern = self.pattern().expect("it was checked when it was read");
         Job { pattern, block_bytes: self.block_bytes, depth, jobs: self.jobs, sync: self.sync }
@@ -851,7 +870,7 @@ mod tests {
             let error = Suite::parse("s.toml", &good.replacen(from, to, 1)).expect_err(to).to_string();
             assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
         }
-        // The quick form keeps one depth; that is for the verdict to say.
+        // The quick form keeps one depth. That is no error of the suite: the verdict reports it.
         assert_eq!(Suite::parse("s.toml", good).expect("a suite").quick().directions.len(), 8);
         let uneven = good.replacen(axis, "axis = { along = \"osds_per_node\", plateau_beyond = 4 }", 1);
         let uneven = uneven.replacen("disks = [2]", "disks = [2, 3]", 1);

@@ -1,10 +1,12 @@
-//! A switch that takes its time: a frame is handed on so long after it came in.
+//! A switch that delays frames: each frame is handed on a given time after it came in.
 //!
-//! Not every kernel can delay what an interface sends (the queueing discipline `netem`). Ceph's messengers can hold messages
-//! back (`ms inject delay max`), but their clock moves with the kernel's ticks, every 4 ms on many machines, so that nothing
-//! shorter can be had, and they keep a processor busy while they wait. Here the nodes' interfaces are TAP devices, and a thread carries their frames. What
-//! kernels do to make large transfers cheap works as between two veths: a frame may hold 64 KiB, and checksums that nobody
-//! could see wrong are not computed.
+//! Not every kernel can delay what an interface sends (the queueing discipline `netem`). Ceph's
+//! messengers can hold messages back (`ms inject delay max`), but their clock moves with the
+//! kernel's ticks, every 4 ms on many machines. So they cannot hold a message for a shorter time,
+//! and they keep a processor busy while they wait. Here the nodes' interfaces are TAP devices, and
+//! a thread carries their frames. The kernels' offloads for large transfers work as between two
+//! veths: a frame may hold 64 KiB, and checksums are not computed where no receiver could find them
+//! wrong.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -20,26 +22,30 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space, set_current_timer_slack};
 
-/// The requests of `linux/if_tun.h` that name a new interface, and tell what the reader of its frames can do.
+/// The requests of `linux/if_tun.h` that make a new interface, and that tell the kernel what the
+/// reader of the interface's frames can do.
 const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
 const TUNSETOFFLOAD: libc::Ioctl = 0x4004_54d0;
-/// Frames without checksums, and TCP segments to be cut, of both versions of IP.
+/// The reader can take frames without checksums, and TCP segments of both versions of IP that are
+/// not cut yet.
 const OFFLOADS: libc::c_ulong = 0x1 | 0x2 | 0x4;
-/// What stands before a frame when it may be such a one (`struct virtio_net_hdr`).
+/// Bytes before each frame that say whether the frame is such a one (`struct virtio_net_hdr`).
 const HEADER_BYTES: usize = 10;
-/// Largest frame with its header.
+/// Largest frame with its header, in bytes.
 const FRAME_BYTES_MAX: usize = HEADER_BYTES + 18 + 65_536;
-/// Most bytes on their way. Beyond, nothing more is taken from the nodes, whose kernels then make their senders wait.
+/// Most bytes on their way. With more, no frames are taken from the nodes, whose kernels then make
+/// their senders wait.
 const QUEUE_BYTES_MAX: usize = 128 << 20;
 /// Most frames taken from one node before the others get their turn.
 const BURST: usize = 32;
 
-/// The address of an interface.
+/// The MAC address of an interface.
 type Mac = [u8; 6];
 
-/// An interface in a namespace, of which this is the other end. It goes when this is closed.
+/// Makes an interface in a namespace; the returned file is the interface's other end. Closing the
+/// file removes the interface.
 pub(crate) fn port(namespace: &File, name: &str) -> io::Result<File> {
-    // A thread of its own may go there and need not come back.
+    // A thread of its own can enter the namespace, and need not come back.
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
@@ -51,11 +57,12 @@ pub(crate) fn port(namespace: &File, name: &str) -> io::Result<File> {
     })
 }
 
-/// Makes a TAP device in the thread's namespace.
+/// Makes a TAP device in the thread's network namespace.
 fn tap(name: &str) -> io::Result<File> {
     let mut options = File::options();
     let file = options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
-    // SAFETY: all zeroes are a valid `ifreq`, which is made of integers and unions of such and of pointers.
+    // SAFETY: all zeroes are a valid `ifreq`, which is made of integers and unions of such and of
+    // pointers.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     let bytes = name.as_bytes();
     assert!(bytes.len() < request.ifr_name.len(), "names of interfaces are short");
@@ -63,14 +70,15 @@ fn tap(name: &str) -> io::Result<File> {
         *to = from.cast_signed();
     }
     request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
-    // SAFETY: the descriptor is open, and the request reads and writes an `ifreq`, to which the pointer is valid.
+    // SAFETY: the descriptor is open, and the request reads and writes an `ifreq`, to which the
+    // pointer is valid.
     check(unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF, &raw mut request) })?;
     // SAFETY: the descriptor is open, and the request takes a number.
     check(unsafe { libc::ioctl(file.as_raw_fd(), TUNSETOFFLOAD, OFFLOADS) })?;
     Ok(file)
 }
 
-/// The error of a system call that has returned `result`.
+/// The error of a system call that returned `result`, if it failed.
 fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -83,24 +91,24 @@ struct Frame {
     bytes: Vec<u8>,
 }
 
-/// How long frames were on their way, all together, since the switch began.
+/// Frames that the switch has handed on since it began, and the time that they took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Transit {
     /// Frames that were handed on.
     pub frames: u64,
-    /// Microseconds of all of them.
+    /// Total time of these frames, in microseconds.
     pub total_us: u64,
 }
 
 impl Transit {
-    /// Mean time of a frame since `before`, in microseconds; `None` if there was none.
+    /// Mean time of the frames since `before`, in microseconds; `None` if there were none.
     pub fn mean_us(self, before: Transit) -> Option<f64> {
         let frames = self.frames.saturating_sub(before.frames);
         (frames > 0).then(|| self.total_us.saturating_sub(before.total_us) as f64 / frames as f64)
     }
 }
 
-/// What the switch's thread shares with others.
+/// State that the switch's thread shares with other threads.
 #[derive(Debug, Default)]
 struct Shared {
     delay_ns: AtomicU64,
@@ -135,12 +143,13 @@ impl Switch {
         Ok(Switch { shared, stop, thread: Some(thread) })
     }
 
-    /// Hands frames that come in from now on on after this time. One that came before them is handed on before them.
+    /// Sets the delay of frames that come in from now on. Frames that came in before are handed on
+    /// first.
     pub(crate) fn set_delay(&self, delay: Duration) {
         self.shared.delay_ns.store(nanoseconds(delay), Ordering::Relaxed);
     }
 
-    /// How long frames were on their way.
+    /// Frames that were handed on, and the time that they took.
     pub(crate) fn transit(&self) -> Transit {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Transit { frames: of(&self.shared.frames), total_us: of(&self.shared.total_us) }
@@ -158,13 +167,13 @@ impl Drop for Switch {
     }
 }
 
-/// What the switch's thread knows.
+/// State of the switch's thread.
 struct Carrier {
     ports: Vec<File>,
     shared: Arc<Shared>,
-    /// Behind which port an interface is.
+    /// The port behind which each interface is, by the interface's address.
     learnt: HashMap<Mac, usize>,
-    /// As they came in, which is as they are due.
+    /// Frames in the order in which they came in, which is the order in which they are due.
     queue: VecDeque<Frame>,
     /// Bytes in the queue.
     bytes: usize,
@@ -172,7 +181,7 @@ struct Carrier {
 
 impl Carrier {
     fn run(mut self, stopped: &OwnedFd) {
-        // The kernel may be 50 µs late otherwise, to wake up less often.
+        // Otherwise the kernel may wake this thread up to 50 µs late, to wake up less often.
         let _ = set_current_timer_slack(NonZeroU64::new(1));
         let mut buffer = vec![0; FRAME_BYTES_MAX];
         while !self.wait(stopped) {
@@ -181,7 +190,8 @@ impl Carrier {
         }
     }
 
-    /// Waits for frames, or until one is due; whether it is the end.
+    /// Waits until frames come in, a frame is due, or the switch is stopped. Returns whether it is
+    /// stopped.
     fn wait(&self, stopped: &OwnedFd) -> bool {
         let left = self.queue.front().map(|frame| frame.due.saturating_duration_since(Instant::now()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
@@ -190,11 +200,11 @@ impl Carrier {
             fds.extend(self.ports.iter().map(|port| PollFd::new(port, PollFlags::IN)));
         }
         let found = poll(&mut fds, left.as_ref());
-        // A signal ends the wait early, which does no harm.
+        // A signal ends the wait early, which is harmless.
         found.is_ok() && !fds[0].revents().is_empty()
     }
 
-    /// Takes what has come in.
+    /// Takes frames that have come in.
     fn take(&mut self, buffer: &mut [u8]) {
         for from in 0..self.ports.len() {
             for _ in 0..BURST {
@@ -208,7 +218,7 @@ impl Carrier {
                     self.bytes += length;
                     let since = Instant::now();
                     let due = since + Duration::from_nanos(self.shared.delay_ns.load(Ordering::Relaxed));
-                    // The delay may have become shorter: the order stays.
+                    // The delay may have become shorter; frames keep their order.
                     let due = self.queue.back().map_or(due, |last| due.max(last.due));
                     self.queue.push_back(Frame { since, due, from, bytes });
                 }
@@ -216,7 +226,8 @@ impl Carrier {
         }
     }
 
-    /// Hands on what is due: to whom it is for, or to all if nobody has been heard of under that address.
+    /// Hands on frames that are due: to the port of the destination address, or to all other ports
+    /// if no frame from that address has come in yet.
     fn hand_on(&mut self, now: Instant) {
         while self.queue.front().is_some_and(|frame| frame.due <= now) {
             let Some(frame) = self.queue.pop_front() else { break };
@@ -224,7 +235,7 @@ impl Carrier {
             let to = addresses(&frame.bytes).and_then(|(to, _)| self.learnt.get(&to).copied());
             for (number, mut port) in self.ports.iter().enumerate() {
                 if number != frame.from && to.is_none_or(|to| to == number) {
-                    // A node that does not take it loses it, as with any network.
+                    // A frame that a node does not take is lost, as in any network.
                     let _ = port.write(&frame.bytes);
                 }
             }
@@ -235,7 +246,7 @@ impl Carrier {
     }
 }
 
-/// For whom a frame is, and whom it is from.
+/// A frame's destination and source addresses; `None` if the frame is too short.
 fn addresses(frame: &[u8]) -> Option<(Mac, Mac)> {
     let mac = |at: usize| frame.get(at..at + 6)?.try_into().ok();
     Some((mac(HEADER_BYTES)?, mac(HEADER_BYTES + 6)?))

@@ -1,4 +1,4 @@
-//! Results that nobody measured, for tests: of the shape and about the size of real ones.
+//! Synthetic results for tests, of the shape and about the size of real ones.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use crate::suite::{Cell, Suite};
 use crate::testbed::HOST_SSDS;
 use crate::words;
 
-/// Requests per second of a mix, one at a time and at best, and the durability.
+/// Requests per second of a mixed workload, at queue depth 1 and at most, and the durability.
 const SPEEDS: [(&str, f64, f64, Durability); 12] = [
     ("bluestore-colocated", 19.0, 96.0, Durability::OneCopy),
     ("bluestore-dbwal", 24.0, 130.0, Durability::OneCopy),
@@ -35,7 +35,7 @@ const SPEEDS: [(&str, f64, f64, Durability); 12] = [
     ("librbd-cache", 48.0, 260.0, Durability::Volatile),
 ];
 
-/// What a placement of this name keeps, with one copy in the cluster.
+/// Durability of a placement, with one copy in the cluster.
 fn durability(placement: &str) -> Durability {
     let known = SPEEDS.iter().find(|(name, ..)| *name == placement);
     known.map_or(Durability::OneCopy, |(.., durability)| *durability)
@@ -44,7 +44,7 @@ fn durability(placement: &str) -> Durability {
 /// A placement of the suite that was not run.
 pub(crate) const NOT_RUN: &str = "filestore-journal+host-tidepool";
 
-/// A number from 0 to 1 that belongs to its arguments.
+/// A pseudorandom number from 0 to 1 that depends only on the arguments.
 fn noise(text: &str, number: u64) -> f64 {
     let mut hash = 0xcbf2_9ce4_8422_2325 ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     for byte in text.bytes() {
@@ -55,7 +55,7 @@ fn noise(text: &str, number: u64) -> f64 {
     ((hash >> 11) as f64) / (1u64 << 53) as f64
 }
 
-/// A run with so many requests per second, of two disks, one OSD on each and one client.
+/// A run with this number of requests per second, on two disks with one OSD each, and one client.
 pub(crate) fn run(placement: &str, workload: &str, depth: u32, repeat: u32, iops: f64) -> Run {
     let mean_us = f64::from(depth) / iops * 1e6;
     let figures = |iops: f64, mean_us: f64| Figures {
@@ -111,13 +111,13 @@ pub(crate) fn run(placement: &str, workload: &str, depth: u32, repeat: u32, iops
     }
 }
 
-/// Windows of twelve seconds that are all the same.
+/// Windows of twelve seconds that are all alike.
 fn steady(iops: f64) -> Vec<Window> {
     let requests = (iops * 12.0) as u64;
     vec![Window { requests, written_bytes: requests.saturating_mul(819), dirty_bytes: 0 }; WINDOWS]
 }
 
-/// Has a run's cache take in more than it writes back; `left_bytes` are left at the end.
+/// Makes a run's cache take in more than it writes back. `left_bytes` remain at the end.
 pub(crate) fn absorb(run: &mut Run, left_bytes: u64) {
     for (window, number) in run.windows.iter_mut().zip(1..) {
         window.dirty_bytes = left_bytes * number / WINDOWS as u64;
@@ -196,10 +196,10 @@ fn sample(placement: &str, second: u64, iops: f64) -> Sample {
     }
 }
 
-/// Results without runs, of the suite that comes with the program.
+/// Results without runs, of a built-in suite.
 pub(crate) fn empty() -> Results {
     let mut suite = Suite::find("which-side").expect("it comes with the program");
-    // One client, and one copy, so that durabilities differ.
+    // One client, and one copy so that durabilities differ.
     suite.ground.replicas = 1;
     suite.workloads.iter_mut().for_each(|workload| workload.clients = vec![1]);
     let frozen = |name: &str| {
@@ -244,7 +244,8 @@ pub(crate) fn empty() -> Results {
     }
 }
 
-/// Results with runs of the deciding workload at one depth: placements with requests per second of each repeat.
+/// Results with runs of the deciding workload at one depth: placements, and the requests per second
+/// of each repeat.
 pub(crate) fn results(speeds: &[(&str, &[f64])]) -> Results {
     let mut results = empty();
     for (placement, repeats) in speeds {
@@ -255,7 +256,7 @@ pub(crate) fn results(speeds: &[(&str, &[f64])]) -> Results {
     results
 }
 
-/// An event of which nothing is seen: windows of 400 requests, one before it and six since.
+/// An event without any effect: windows of 400 requests, one before it and six after it.
 fn event(name: &str, placement: &str) -> EventRun {
     let window = |begin_s: f64, seconds: f64| EventWindow {
         begin_s,
@@ -306,7 +307,7 @@ fn event(name: &str, placement: &str) -> EventRun {
     }
 }
 
-/// Results of events, and of nothing else.
+/// Results with events only.
 pub(crate) fn events() -> Results {
     let mut results = empty();
     results.suite = Suite::find("faults").expect("it comes with the program").quick();
@@ -346,7 +347,7 @@ pub(crate) fn events() -> Results {
     results
 }
 
-/// A run like another one of which nothing but its figures is kept.
+/// A copy of a run that keeps its figures only.
 pub(crate) fn bare(run: Run) -> Run {
     let Run { cell, repeat, testbed, durability, figures, windows, .. } = run;
     let nothing = self::run("", "", 1, 1, 0.0);
@@ -366,7 +367,7 @@ pub(crate) fn bare(run: Run) -> Run {
     }
 }
 
-/// Clusters differ by this standard deviation of the logarithm, and what is measured on one of them by that one.
+/// Standard deviations of the logarithm: between clusters, and between measurements on one cluster.
 pub(crate) const SPREADS: (f64, f64) = (0.2, 0.1);
 
 /// Normally distributed numbers (Box and Muller, 1958).
@@ -378,7 +379,7 @@ impl Normal {
         Normal(Random::new(seed))
     }
 
-    /// One with mean 0.
+    /// A number with mean 0 and this standard deviation.
     pub(crate) fn next(&mut self, deviation: f64) -> f64 {
         let mut uniform = || (self.0.next() >> 11) as f64 / (1u64 << 53) as f64;
         let (one, two) = (1.0 - uniform(), uniform());
@@ -386,7 +387,7 @@ impl Normal {
     }
 }
 
-/// How many times more requests per second a workload has than the mix, by the placement.
+/// Requests per second of a workload relative to the mixed workload, by placement.
 fn pace(workload: &str, placement: &str) -> f64 {
     match (workload, placement) {
         ("4m-write", _) => 0.12,
@@ -398,7 +399,8 @@ fn pace(workload: &str, placement: &str) -> f64 {
     }
 }
 
-/// Results of the whole suite, with an invalid run, a lower bound, a missing repeat and a placement that was not run.
+/// Results of the whole suite, with an invalid run, a lower bound, a missing repeat and a placement
+/// that was not run.
 pub(crate) fn which_side() -> Results {
     let mut results = empty();
     results.suite.placements.push(NOT_RUN.into());

@@ -1,4 +1,4 @@
-//! A cluster on emulated devices with an SSD in some place: what a measurement stands on.
+//! A testbed: a cluster on emulated devices, with SSDs where the placements need them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,72 +21,77 @@ use crate::placement::{
 use crate::results::Drained;
 use crate::scratch::Scratch;
 
-/// Part of each device in bytes that no partition gets: room for small files beside them.
+/// Bytes of each device that no partition uses: room for small files beside them.
 const UNPARTITIONED_BYTES: u64 = 64 << 20;
-/// Least part of an SSD that is worth a database or a journal, in bytes.
+/// Smallest part of an SSD, in bytes, that is used for a database or a journal.
 const PARTITION_BYTES_MIN: u64 = 256 << 20;
-/// Size of a journal that has to share the OSD's disk, in bytes; Ceph's documentation says 5 GB for real disks.
+/// Size of a journal that shares the OSD's disk, in bytes. Ceph's documentation says 5 GB for real
+/// disks.
 const DISK_JOURNAL_BYTES: u64 = 512 << 20;
-/// Unit of partitions.
+/// Partitions are multiples of this many bytes.
 const PARTITION_UNIT_BYTES: u64 = 1 << 20;
-/// Names of the SSDs in the hypervisors, after their nodes in the network.
+/// Names of the SSDs in the hypervisors, after the hypervisors' nodes in the network.
 pub(crate) const HOST_SSDS: [&str; HOSTS_MAX as usize] = ["client-ssd", "peer-ssd"];
 /// Most hypervisors.
 pub const HOSTS_MAX: u32 = 2;
-/// What clients have in their ceph.conf: librbd's own cache would hide the way that is measured.
+/// Line of the clients' ceph.conf. librbd's own cache would hide the path that is measured.
 pub(crate) const NO_CACHE: &str = "rbd cache = false\n";
 
-/// What a testbed looks like.
+/// Layout of a testbed.
 #[derive(Debug, Clone)]
 pub struct Layout {
-    /// Class of the disks, as it is to be emulated.
+    /// Class of the emulated disks.
     pub disk: Preset,
-    /// How many disks.
+    /// Number of disks.
     pub disks: u32,
-    /// OSDs on each.
+    /// OSDs on each disk.
     pub osds_per_disk: u32,
     /// Size of a disk in bytes.
     pub disk_bytes: u64,
     /// Class and size in bytes of each SSD.
     pub ssd: Option<(Preset, u64)>,
-    /// Where they are.
+    /// Places of the SSDs.
     pub ssds: Ssds,
-    /// Hypervisors with clients, at most [`HOSTS_MAX`]: images are dealt round them.
+    /// Hypervisors with clients, at most [`HOSTS_MAX`]. Images are distributed over them in turn.
     pub hypervisors: u32,
     /// Copies of each object.
     pub replicas: u32,
-    /// How much slower than their class the devices are, and the network than its delay, until [`Testbed::slow`].
+    /// Factor by which devices are slower than their class, and packets slower than `delay`, until
+    /// [`Testbed::slow`] changes it.
     pub slowed_by: u32,
-    /// Placements of an SSD share it: so many of them, in equal parts.
+    /// Number of equal parts into which an SSD is divided, for the placements that share it.
     pub ssd_shares: u32,
-    /// Lines for the global section of ceph.conf.
+    /// Lines for the `[global]` section of ceph.conf.
     pub ceph_conf: Vec<String>,
-    /// Servers among which the disks are dealt out, in a network of their own; with 0 all is on the loopback interface.
+    /// Servers among which the disks are distributed, in a network of their own. 0: everything is
+    /// on the loopback interface.
     pub servers: u32,
-    /// How long each packet is on its way between two of them before it is slowed; needs servers.
+    /// Delay of a packet from one node to another, before the slowing factor is applied. It needs
+    /// servers.
     pub delay: Option<Duration>,
 }
 
-/// How a client reaches the pool of a cluster.
+/// A client's access to the pool of a cluster.
 #[derive(Debug, Clone)]
 pub struct Entrance {
-    /// ceph.conf for clients.
+    /// Path of the clients' ceph.conf.
     pub conf: PathBuf,
-    /// Where the client is, if the cluster has a network of its own.
+    /// The client's network namespace, if the cluster has its own network.
     pub client: Option<Namespace>,
 }
 
-/// Where a testbed has SSDs.
+/// Places of a testbed's SSDs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ssds {
-    /// One in each server with OSDs.
+    /// Whether each server with OSDs has an SSD.
     pub in_servers: bool,
-    /// Hypervisors with one: 0 to [`HOSTS_MAX`].
+    /// Number of hypervisors with an SSD, 0 to [`HOSTS_MAX`].
     pub hosts: u32,
 }
 
 impl Ssds {
-    /// What these placements stand on together, with clients on so many hypervisors.
+    /// The SSDs that a testbed for all these placements needs, with clients on this number of
+    /// hypervisors.
     pub fn of<'a>(arrangements: impl IntoIterator<Item = &'a Arrangement>, hypervisors: u32) -> Ssds {
         let mut ssds = Ssds::default();
         for arrangement in arrangements {
@@ -100,24 +105,24 @@ impl Ssds {
         ssds
     }
 
-    /// How many they are, with OSDs on so many servers.
+    /// Number of SSDs, with OSDs on this number of servers.
     pub fn count(self, servers: u32) -> u32 {
         self.hosts + if self.in_servers { servers.max(1) } else { 0 }
     }
 }
 
-/// The name of the SSD in a server.
+/// Name of the SSD in a server.
 fn server_ssd(server: u32) -> String {
     format!("node{server}-ssd")
 }
 
-/// The name of a disk.
+/// Name of a disk.
 fn disk(number: u32) -> String {
     format!("disk{number}")
 }
 
 impl Layout {
-    /// The servers, with all OSDs of a disk on one of them.
+    /// The servers. All OSDs of a disk are on the same server.
     fn servers(&self) -> Option<Servers> {
         let of_osds = (0..self.osds()).map(|osd| self.server(osd)).collect();
         (self.servers > 0).then_some(Servers { count: self.servers, of_osds })
@@ -127,56 +132,58 @@ impl Layout {
         self.disks * self.osds_per_disk
     }
 
-    /// The server of an OSD; all are on one where there is no network.
+    /// The server of an OSD. All OSDs are on one server if there is no network.
     fn server(&self, osd: u32) -> u32 {
         osd % self.disks % self.servers.max(1)
     }
 
-    /// OSDs of a server, in their order.
+    /// The OSDs of a server, in ascending order.
     fn osds_of(&self, server: u32) -> impl Iterator<Item = u32> {
         (0..self.osds()).filter(move |osd| self.server(*osd) == server)
     }
 
-    /// The class of what OSDs have their data on.
+    /// The class of the devices that hold the OSDs' data.
     fn data_media(&self, below: &[&'static dyn Placement]) -> &Preset {
         let on_ssd = self.ssd.as_ref().filter(|_| below.iter().any(|placement| placement.disks_are_ssds()));
         on_ssd.map_or(&self.disk, |(preset, _)| preset)
     }
 }
 
-/// How often a request waits when Ceph is told to delay what it dispatches, as clients of releases 16 see it.
+/// Number of times a request waits if Ceph is told to delay its dispatches, as clients of release
+/// 16 see it.
 const OSD_WAITS: f64 = 3.0;
-/// How much longer than asked for each of these waits is, in seconds.
+/// Extra seconds of each of these waits, beyond what was asked for.
 const OSD_WAIT_EXTRA_S: f64 = 80e-6;
 
-/// A hop that can be made to take longer, to show that the measurement finds it there.
+/// A hop that can be slowed, to show that the measurement finds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Slow {
-    /// The network between nodes, there and back together.
+    /// The network between nodes; the time is that of the round trip.
     Network,
-    /// Each command of the disks.
+    /// Each command of a disk.
     Disk,
-    /// Each command of the first hypervisor's SSD, and of those in the servers.
+    /// Each command of the first hypervisor's SSD and of the servers' SSDs.
     Ssd,
-    /// Each request, before it is in an OSD's queue.
+    /// Each request, before it enters an OSD's queue.
     OsdQueue,
     /// Each command of the second hypervisor's SSD.
     SecondCopy,
 }
 
-/// A time that is added to a hop.
+/// Time that is added to a hop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Added {
-    /// Where.
+    /// The hop.
     pub hop: Slow,
-    /// How much.
+    /// The added time.
     pub time: Duration,
 }
 
-/// A running testbed. Dropping it ends all and removes its files.
+/// A running testbed. Dropping it ends everything and removes its files.
 #[derive(Debug)]
 pub struct Testbed {
-    // Dropped in this order: guests with clients, what is in front of Ceph, the path to it, Ceph, what is below it, the devices, their files.
+    // Dropped in this order: guests with clients, the placement in front of Ceph, the access path
+    // to Ceph, Ceph, the placements below Ceph, the devices, the devices' files.
     guests: Option<Guests>,
     front: Option<(&'static dyn Placement, Box<dyn Applied>)>,
     path: Option<(Access, Box<dyn InPlace>)>,
@@ -191,7 +198,7 @@ pub struct Testbed {
     _scratch: Scratch,
 }
 
-/// A device with its name and what it is when nothing slows it.
+/// A device with its name and its unslowed specification.
 #[derive(Debug)]
 struct Device {
     name: String,
@@ -200,11 +207,12 @@ struct Device {
 }
 
 impl Testbed {
-    /// Makes the devices, puts the placements below the cluster in place and brings it up, all below `parent`. The devices answer
-    /// at once until [`Testbed::emulate`]. `program` is the program `tidepool`.
+    /// Makes the devices, puts the placements below the cluster in place and starts the cluster,
+    /// all below `parent`. The devices answer at once until [`Testbed::emulate`]. `program` is the
+    /// path of `tidepool`.
     ///
     /// # Errors
-    /// When something cannot be had; nothing is left then.
+    /// If a part of the testbed cannot be made. Nothing remains then.
     pub fn up(
         parent: &Path,
         program: &Path,
@@ -224,7 +232,8 @@ impl Testbed {
         let delay = layout.delay.map(|delay| delay * layout.slowed_by);
         let servers = layout.servers();
         let peer = layout.hypervisors.max(layout.ssds.hosts) > 1;
-        // Before the cluster, because guests are on it before there is one.
+        // The network is made before the cluster, because guests are in the network before the
+        // cluster exists.
         let network = servers.as_ref().map(|servers| servers.network(peer, delay).map(Arc::new));
         let network = network.transpose()?;
         let mut ground = Ground {
@@ -248,9 +257,9 @@ impl Testbed {
         for placement in below {
             applied.push((placement.name(), placement.apply(&mut ground)?));
         }
-        // The last one in place is the first one to go.
+        // The placement that was applied last is removed first.
         applied.reverse();
-        // Also of OSDs that a placement has added.
+        // Placements may have added OSDs, which are included here.
         let of_osds = ground.slots.iter().map(|slot| slot.server as u32).collect();
         let servers = servers.map(|servers| Servers { of_osds, ..servers });
         let options = ClusterOptions {
@@ -267,7 +276,7 @@ impl Testbed {
         };
         debug_assert_eq!(options.stores.len(), ground.slots.len());
         let mut cluster = Cluster::up(&options)?;
-        // From the media up.
+        // In the order from the media upwards.
         for (_, placement) in applied.iter_mut().rev() {
             placement.attach(&mut cluster)?;
         }
@@ -298,17 +307,18 @@ impl Testbed {
         })
     }
 
-    /// Whether the devices are as slow as they are to be, or answer at once, which is for filling images.
+    /// Makes the devices as slow as they are to be, or lets them answer at once, for filling
+    /// images.
     pub fn emulate(&self, slow: bool) {
         for Device { emulated, .. } in &self.devices {
             emulated.pause(!slow);
         }
     }
 
-    /// Has devices and network be so much slower than their class from now on.
+    /// Slows devices and network by this factor relative to their class and delay, from now on.
     ///
     /// # Errors
-    /// When the network cannot be slowed.
+    /// If the network cannot be slowed.
     pub fn slow(&mut self, by: u32) -> Result<(), PlacementError> {
         if std::mem::replace(&mut self.slowed_by, by) == by {
             return Ok(());
@@ -319,11 +329,11 @@ impl Testbed {
         self.delay_packets()
     }
 
-    /// Has packets be on their way for as long as the delay, the slowing and what is added say.
+    /// Sets the delay of packets from the network's delay, the slowing factor and the added time.
     fn delay_packets(&self) -> Result<(), PlacementError> {
         let Some((network, delay)) = self.cluster.network().zip(self.delay) else { return Ok(()) };
         let added = self.added.filter(|added| added.hop == Slow::Network).map(|added| added.time);
-        // There and back.
+        // Half of the added time in each direction.
         let delay = delay * self.slowed_by + added.unwrap_or_default() / 2;
         network.set_delay(delay).map_err(|e| failed("cannot slow the network")(io::Error::other(e)))
     }
@@ -333,10 +343,10 @@ impl Testbed {
         &self.cluster
     }
 
-    /// Has Ceph begin nothing by itself while something is measured.
+    /// Stops Ceph from starting scrubs while something is measured.
     ///
     /// # Errors
-    /// When Ceph refuses.
+    /// If Ceph refuses.
     pub fn calm(&self) -> Result<(), PlacementError> {
         for flag in ["noscrub", "nodeep-scrub"] {
             self.cluster.ceph(&["osd", "set", flag])?;
@@ -344,14 +354,14 @@ impl Testbed {
         Ok(())
     }
 
-    /// Whether an OSD does not answer.
+    /// Whether an OSD is missing or does not answer.
     pub fn is_broken(&self) -> bool {
         let sockets = self.cluster.osd_sockets();
         sockets.len() < self.ground.slots.len()
             || sockets.iter().any(|socket| Counters::now([socket.as_path()]).is_err())
     }
 
-    /// The cluster, to do something to it.
+    /// The cluster, to change it.
     pub fn cluster_mut(&mut self) -> &mut Cluster {
         &mut self.cluster
     }
@@ -361,7 +371,7 @@ impl Testbed {
         self.devices.iter().map(|device| (device.name.as_str(), &device.emulated))
     }
 
-    /// The device on which a placement stands: the first one where there are several alike.
+    /// The device on which a placement stands; the first one if several are alike.
     pub fn base(&self, arrangement: &Arrangement) -> Option<(&str, &Emulated)> {
         let wanted = match arrangement.base() {
             Base::HostSsd => HOST_SSDS[0].to_string(),
@@ -371,19 +381,20 @@ impl Testbed {
         self.devices().find(|(name, _)| *name == wanted)
     }
 
-    /// The device of what is in front of the cluster has died: has it give the images back, with all that can be had of what was
-    /// acknowledged, as its operator would. Returns how; `None` where nothing is in front.
+    /// Gives the images back after the device of the placement in front of the cluster has died, as
+    /// an operator would, with all acknowledged writes that can be recovered. Returns what was
+    /// done; `None` if there is no placement in front.
     ///
     /// # Errors
-    /// When that fails: what the images lack then is not known.
+    /// If the placement cannot give the images back. It is then unknown what the images lack.
     pub fn salvage(&mut self) -> Result<Option<String>, PlacementError> {
         self.front.take().map(|(_, front)| front.salvage()).transpose()
     }
 
-    /// Adds a time to one hop, in the place of what was added before; see [`Added`].
+    /// Adds a time to one hop, in place of the time that was added before; see [`Added`].
     ///
     /// # Errors
-    /// There is no such hop.
+    /// If the network or an OSD cannot be slowed.
     pub fn add(&mut self, added: Option<Added>) -> Result<(), PlacementError> {
         self.added = added;
         let of =
@@ -415,37 +426,37 @@ impl Testbed {
         Ok(())
     }
 
-    /// How long packets were on their way between nodes, where that is known.
+    /// Transit times of packets between nodes, if they are known.
     pub fn transit(&self) -> Option<Transit> {
         self.cluster.network().and_then(Network::transit)
     }
 
-    /// What each device has done.
+    /// Counts of each device's commands, by the device's name.
     pub fn counts(&self) -> BTreeMap<String, Counts> {
         self.devices().map(|(name, device)| (name.to_string(), device.counts())).collect()
     }
 
-    /// Makes an image of `bytes`; clients have it from now on.
+    /// Makes an image of `bytes`. Clients have it from now on.
     ///
     /// # Errors
-    /// When Ceph refuses.
+    /// If Ceph refuses.
     pub fn image(&mut self, name: &str, bytes: u64) -> Result<(), PlacementError> {
         self.cluster.rbd_create(name, bytes)?;
         self.ground.images.push(name.into());
         Ok(())
     }
 
-    /// The path by which clients reach images.
+    /// The access path of the clients.
     pub fn access(&self) -> Access {
         let path = || self.path.as_ref().map_or(Access::Librbd, |(access, _)| *access);
         self.guests.as_ref().map_or_else(path, Guests::access)
     }
 
-    /// Has clients reach images by another path from now on, with nothing in front of the cluster. Returns the proof; `None` where the
-    /// path is that one already.
+    /// Switches the access path of the clients, with nothing in front of the cluster. Returns the
+    /// proof, or `None` if the path is the current one.
     ///
     /// # Errors
-    /// When what is there does not go, or the path cannot be put in place.
+    /// If the current path or placement cannot be removed, or the new path cannot be put in place.
     pub fn reach(&mut self, access: Access) -> Result<Option<Value>, PlacementError> {
         if self.access() == access {
             return Ok(None);
@@ -472,7 +483,8 @@ impl Testbed {
         Ok(Some(proof))
     }
 
-    /// Boots guests on what is in front of the images, where clients are in guests; returns the proof.
+    /// Boots guests, if clients are in guests. A guest whose kernel does not map the image has its
+    /// disk on the placement or the path in front of the image, if there is one. Returns the proof.
     fn enter(&mut self) -> Result<Value, PlacementError> {
         let Some(mut guests) = self.guests.take() else { return Ok(Value::Null) };
         guests.enter(&|image| Some(self.outside(image)))?;
@@ -481,10 +493,11 @@ impl Testbed {
         Ok(proof)
     }
 
-    /// Puts a placement between the clients and the cluster, in the place of the one that is there; returns the proof.
+    /// Puts a placement between the clients and the cluster, in place of the current one. Returns
+    /// the proof.
     ///
     /// # Errors
-    /// When the old one does not go or the new one cannot be put there.
+    /// If the current one cannot be removed, or the new one cannot be put in place.
     pub fn front(&mut self, placement: Option<&'static dyn Placement>) -> Result<Value, PlacementError> {
         if placement.is_none() && self.front.is_none() {
             return Ok(Value::Null);
@@ -505,28 +518,30 @@ impl Testbed {
         Ok(proof)
     }
 
-    /// Has what is in front of the cluster and below it show that it has worked all the time as it was put in place.
+    /// Checks that the placements in front of and below the cluster, the guests and the access path
+    /// have worked as they should all the time since they were put in place.
     ///
     /// # Errors
-    /// When it has not.
+    /// If one of them has not.
     pub fn holds(&self) -> Result<(), PlacementError> {
         self.applied().try_for_each(|(_, applied)| applied.holds())?;
         self.guests.as_ref().map_or(Ok(()), Guests::holds)?;
         self.path.as_ref().map_or(Ok(()), |(_, path)| Ok(path.holds()?))
     }
 
-    /// Images are filled: caches below the cluster begin.
+    /// Starts the caches below the cluster. To be called when the images are filled.
     ///
     /// # Errors
-    /// When one cannot.
+    /// If a cache cannot start.
     pub fn filled(&self) -> Result<(), PlacementError> {
         self.below.iter().try_for_each(|(_, applied)| applied.filled())
     }
 
-    /// Does something that brings caches into a state and is not measured: those below the cluster take all requests meanwhile.
+    /// Does something that brings caches into a state and is not measured. Meanwhile the caches
+    /// below the cluster take all requests.
     ///
     /// # Errors
-    /// When one cannot, or what is done cannot be.
+    /// If a cache refuses, or the action fails.
     pub fn prepare<E: From<PlacementError>>(&self, what: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let below = |begins| self.below.iter().try_for_each(|(_, applied)| applied.prepares(begins));
         below(true)?;
@@ -534,10 +549,10 @@ impl Testbed {
         Ok(below(false)?)
     }
 
-    /// Has what is below the cluster show that it is in place.
+    /// Returns the proof that the placements below the cluster are in place.
     ///
     /// # Errors
-    /// When it is not.
+    /// If one of them is not in place.
     pub fn verify(&self) -> Result<Value, PlacementError> {
         let proof =
             self.below.iter().map(|(name, applied)| Ok((name.to_string(), applied.verify(&self.cluster)?)));
@@ -550,17 +565,19 @@ impl Testbed {
         inside.unwrap_or_else(|| self.outside(image))
     }
 
-    /// The same from outside of guests.
+    /// How an image is reached from outside guests.
     pub(crate) fn outside(&self, image: &str) -> Endpoint {
         let front = self.front.as_ref().and_then(|(_, front)| front.endpoint(image));
         let path = || self.path.as_ref().and_then(|(_, path)| path.endpoint(image));
         front.or_else(path).unwrap_or_else(|| self.direct(image))
     }
 
-    /// Images whose clients have flushed, where what is in front of the cluster remembers that, or has had it from the kernels of guests.
+    /// Images whose clients have flushed. The cache in front of the cluster remembers that; if the
+    /// cache is in memory and clients are in guests, the guests' kernels have counted the flushes.
+    /// `None` if nothing remembers them.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// If the cache or a guest does not answer.
     pub fn flushed(&self) -> Result<Option<Vec<String>>, PlacementError> {
         let Some((placement, front)) = &self.front else { return Ok(None) };
         match &self.guests {
@@ -569,28 +586,30 @@ impl Testbed {
         }
     }
 
-    /// How a client reaches an image past whatever is between it and the cluster.
+    /// How a client reaches an image without the placement, path or guest in between.
     pub fn direct(&self, image: &str) -> Endpoint {
         let (conf, client) =
             (self.ground.client_conf.clone(), self.ground.namespace(self.ground.host_of(image)));
         Endpoint::Rbd { conf, image: image.into(), client }
     }
 
-    /// How a client without an image reaches the pool. Clients are dealt round the hypervisors, as images are.
+    /// How a client without an image reaches the pool. Clients are distributed over the hypervisors
+    /// in turn, like images.
     pub fn entrance(&self, client: u32) -> Entrance {
         let host = client % self.ground.hypervisors.max(1);
         Entrance { conf: self.ground.client_conf.clone(), client: self.ground.namespace(host as usize) }
     }
 
-    /// The SSD's part of each placement that uses it, in bytes.
+    /// Bytes of an SSD that each placement on it gets.
     pub fn ssd_share_bytes(&self) -> u64 {
         self.ssd_share_bytes
     }
 
-    /// What the placements count, by their names, and the path to images by its; those that count nothing are left out.
+    /// The counters of placements, by name, and of the access path, by its name. Placements without
+    /// counters are left out.
     ///
     /// # Errors
-    /// When one does not answer.
+    /// If one does not answer.
     pub fn counters(&self) -> Result<Map<String, Value>, PlacementError> {
         let mut counters = Map::new();
         if let Some((access, path)) = &self.path {
@@ -608,18 +627,19 @@ impl Testbed {
         Ok(counters)
     }
 
-    /// Has caches write back what they keep back: for `limit_s` seconds in all at the devices' own speed, or until `stop`, then at once. The devices
-    /// answer at once afterwards.
+    /// Makes caches write back what they hold back: for `limit_s` seconds in all at the devices'
+    /// own speed, or until `stop` returns true, and the rest while devices answer at once. Devices
+    /// go on answering at once afterwards. `None` if no placement is a cache that holds data back.
     ///
     /// # Errors
-    /// When one cannot.
+    /// If a cache cannot.
     pub fn drain(&self, limit_s: f64, stop: &dyn Fn() -> bool) -> Result<Option<Drained>, PlacementError> {
         let mut all: Option<Drained> = None;
         for (_, applied) in self.applied() {
             let spent = all.map_or(0.0, |all| all.seconds);
             let found = applied.drain((limit_s - spent).max(0.0), &|| self.emulate(false), stop);
             if found.is_err() {
-                // What has ended is the reason.
+                // If an OSD has ended, that is the cause.
                 self.cluster.check_osds()?;
             }
             let Some(found) = found? else { continue };
@@ -637,7 +657,7 @@ impl Testbed {
         Ok(all)
     }
 
-    /// From the client down.
+    /// Placements from the client downwards.
     fn applied(&self) -> impl Iterator<Item = (&'static str, &dyn Applied)> {
         let front = self.front.iter().map(|(placement, applied)| (placement.name(), applied.as_ref()));
         front.chain(self.below.iter().map(|(name, applied)| (*name, applied.as_ref())))
@@ -646,12 +666,12 @@ impl Testbed {
 
 impl Drop for Testbed {
     fn drop(&mut self) {
-        // What is still to be written on the way down need not take its time.
+        // Data that is still to be written need not be written at the devices' own speed.
         self.emulate(false);
     }
 }
 
-/// Makes the devices: the disks, then the SSDs of the servers, then those of the hypervisors.
+/// Makes the devices: disks, then servers' SSDs, then hypervisors' SSDs.
 fn devices(
     scratch: &Scratch,
     layout: &Layout,
@@ -690,7 +710,7 @@ fn devices(
     Ok(devices)
 }
 
-/// Sizes of a disk's partitions: for each of its OSDs the journal, if it is to be there, and the data.
+/// Sizes of a disk's partitions: the journal, if there is one, and the data, of each OSD in turn.
 fn disk_parts(layout: &Layout, below: &[&'static dyn Placement]) -> Result<Vec<u64>, PlacementError> {
     let each = layout.disk_bytes.saturating_sub(UNPARTITIONED_BYTES) / u64::from(layout.osds_per_disk);
     let journal =
@@ -703,7 +723,7 @@ fn disk_parts(layout: &Layout, below: &[&'static dyn Placement]) -> Result<Vec<u
     Ok(parts.collect::<Vec<_>>().repeat(layout.osds_per_disk as usize))
 }
 
-/// What each OSD gets: neighbours in number are on different disks.
+/// The partitions and the server of each OSD. OSDs with consecutive numbers are on different disks.
 fn slots(devices: &[Device], layout: &Layout, below: &[&'static dyn Placement]) -> Vec<Slot> {
     let journal = below.iter().any(|placement| placement.journal_on_disk());
     let partitioned = below.iter().any(|placement| placement.ssd() == Ssd::Partitions);

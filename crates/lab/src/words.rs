@@ -1,10 +1,12 @@
-//! Figures and names in words.
+//! Figures and names as text.
 
 use crate::placement::AGAIN;
 use crate::results::Durability;
 use crate::suite::{Neighbours, Suite, Tool};
 
-/// A number with the digits that it is worth and commas between thousands.
+/// A number with the digits that are significant, and with commas between thousands: without a
+/// fraction from 99.95 on, with one digit after the point from 9.995 on, otherwise with two. A dash
+/// for a number that is not finite.
 pub(crate) fn number(value: f64) -> String {
     match value {
         value if !value.is_finite() => "–".into(),
@@ -14,7 +16,7 @@ pub(crate) fn number(value: f64) -> String {
     }
 }
 
-/// A count with its thousands apart.
+/// A count with commas between thousands.
 pub(crate) fn whole(count: u64) -> String {
     thousands(count as f64)
 }
@@ -31,7 +33,8 @@ fn thousands(value: f64) -> String {
     text
 }
 
-/// A factor, with at least two digits that say something also when it is small.
+/// A factor: with three digits after the point if it is below 0.2995, so that a small factor keeps
+/// its significant digits; otherwise like [`number`].
 pub(crate) fn factor(value: f64) -> String {
     match value {
         value if value.is_finite() && value > 0.0 && value < 0.2995 => format!("{value:.3}"),
@@ -39,7 +42,7 @@ pub(crate) fn factor(value: f64) -> String {
     }
 }
 
-/// Microseconds for people.
+/// A latency in microseconds as text, in µs, ms or s.
 pub(crate) fn latency(us: f64) -> String {
     match us {
         us if !us.is_finite() => "–".into(),
@@ -50,12 +53,13 @@ pub(crate) fn latency(us: f64) -> String {
     }
 }
 
-/// Microseconds for people, if they are known: not every load generator tells percentiles.
+/// A latency in microseconds as text; `not known` if there is none, because not every load
+/// generator reports percentiles.
 pub(crate) fn known(us: Option<f64>) -> String {
     us.map_or_else(|| "not known".into(), latency)
 }
 
-/// Bytes for people.
+/// A size in bytes as text, in GiB, MiB, KiB or bytes.
 pub(crate) fn bytes(bytes: u64) -> String {
     let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
     let Some((shift, unit)) = units.into_iter().find(|(shift, _)| bytes >= 1 << shift) else {
@@ -80,14 +84,15 @@ pub(crate) fn count(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// What of a measurement is not the ground's: so many copies, or these neighbours; None where all is.
+/// The conditions of a measurement that differ from the ground: the number of copies and the
+/// neighbours. None where neither differs.
 pub(crate) fn beside(replicas: Option<u32>, neighbours: Option<Neighbours>) -> Option<String> {
     let copies = replicas.map(|count| if count == 1 { "1 copy".into() } else { format!("{count} copies") });
     let neighbours = neighbours.map(|neighbours| format!("beside {neighbours}"));
     copies.into_iter().chain(neighbours).reduce(|one, other| format!("{one}, {other}"))
 }
 
-/// How many copies a durability stands for.
+/// The number of copies that a durability stands for, in words.
 pub(crate) fn copies(durability: Durability) -> &'static str {
     match durability {
         Durability::Volatile => "no safe copy",
@@ -97,7 +102,7 @@ pub(crate) fn copies(durability: Durability) -> &'static str {
     }
 }
 
-/// What an acknowledged write is safe from.
+/// What an acknowledged write is safe from, in words.
 pub(crate) fn durability(durability: Durability) -> &'static str {
     match durability {
         Durability::Volatile => "volatile: a crash or a power failure loses acknowledged writes",
@@ -111,12 +116,12 @@ pub(crate) fn durability(durability: Durability) -> &'static str {
     }
 }
 
-/// The class of the SSD that a placement asks for, if it is not the ground's.
+/// The SSD class that a placement asks for. None if the placement uses the ground's class.
 pub(crate) fn class(placement: &str) -> Option<&str> {
     placement.split_once('@').map(|(_, class)| class)
 }
 
-/// Names that a placement is composed of.
+/// The names of which a placement is composed.
 fn names(placement: &str) -> impl Iterator<Item = &str> {
     placement.split('@').next().unwrap_or_default().split('+')
 }
@@ -126,13 +131,14 @@ pub(crate) fn on_host(placement: &str) -> bool {
     names(placement).any(|name| name.starts_with("host-"))
 }
 
-/// The same placement without the copy that a second hypervisor keeps of its cache; `None` if there is none.
+/// The placement without the copy of its cache that a second hypervisor keeps; `None` if there is
+/// no such copy.
 pub(crate) fn without_copy(placement: &str) -> Option<String> {
     let replicated = |name: &str| name == "host-tidepool-replicated";
     names(placement).any(replicated).then(|| placement.replace("host-tidepool-replicated", "host-tidepool"))
 }
 
-/// The placement under another name: a control that is the same.
+/// The name of the control that repeats `placement` under another name.
 pub(crate) fn again(placement: &str) -> String {
     match placement.split_once('@') {
         Some((names, class)) => format!("{names}+{AGAIN}@{class}"),
@@ -140,29 +146,31 @@ pub(crate) fn again(placement: &str) -> String {
     }
 }
 
-/// The control is the placement itself under another name.
+/// The placement is a control that repeats another placement under another name.
 pub(crate) fn is_again(placement: &str) -> bool {
     names(placement).any(|name| name == AGAIN)
 }
 
-/// What is to be as fast as this control, which is the same again or hands everything on; `None` if it is no control.
+/// The placement that a control has to equal in speed. A control repeats a placement or only hands
+/// requests on. `None` if `placement` is no control.
 pub(crate) fn wrapped(placement: &str) -> Option<String> {
     let is_own = |name: &&str| *name != AGAIN && !name.ends_with("-passthrough");
     let left: Vec<&str> = names(placement).filter(is_own).collect();
     if left.len() == names(placement).count() {
         return None;
     }
-    // A placement that names no store has this one.
+    // A control that names no store stands on this store.
     let left = if left.is_empty() { "bluestore-colocated".to_string() } else { left.join("+") };
     Some(class(placement).map_or(left.clone(), |class| format!("{left}@{class}")))
 }
 
-/// The placement is there to show what the lab's own machinery costs.
+/// The placement is a control: it shows the cost of the lab's own machinery.
 pub(crate) fn is_control(placement: &str) -> bool {
     wrapped(placement).is_some()
 }
 
-/// The placement is there to show what no SSD in a server, or in a hypervisor, is faster than, or nothing over a gateway.
+/// The placement is a bound: it shows the speed that no SSD in a server or in a hypervisor, no
+/// access over a gateway, and no client in a guest can exceed.
 pub(crate) fn is_bound(placement: &str) -> bool {
     names(placement)
         .any(|name| [OSD_BOUND, GUEST_BOUND, HOST_BOUND, GATEWAY_BOUND, CLIENT_GUEST_BOUND].contains(&name))
@@ -173,17 +181,17 @@ const GUEST_ALONE: &str = "osd-guest";
 /// Caches under OSDs in guests.
 const UNDER_GUESTS: [&str; 4] =
     ["osd-guest-tidepool", "osd-bcache", "osd-bcache-default", "osd-dm-writecache"];
-/// What no cache under the OSDs is faster than.
+/// The bound of caches under the OSDs.
 pub(crate) const OSD_BOUND: &str = "osd-on-ssd";
-/// What no cache under OSDs in guests is faster than.
+/// The bound of caches under OSDs in guests.
 pub(crate) const GUEST_BOUND: &str = "osd-guest-on-ssd";
-/// What no cache in the hypervisor is faster than.
+/// The bound of caches in the hypervisor.
 pub(crate) const HOST_BOUND: &str = "ssd-raw";
 /// A pool on SSDs in front of the images' pool.
 const TIER: &str = "cache-tier";
-/// What nothing over an iSCSI gateway is faster than.
+/// The bound of everything over an iSCSI gateway.
 pub(crate) const GATEWAY_BOUND: &str = "iscsi-null";
-/// What no client in a guest is faster than.
+/// The bound of clients in a guest.
 pub(crate) const CLIENT_GUEST_BOUND: &str = "guest-null";
 
 /// The placement has a cache under the OSDs.
@@ -191,7 +199,8 @@ pub(crate) fn under_osds(placement: &str) -> bool {
     names(placement).any(|name| name == "osd-tidepool" || UNDER_GUESTS.contains(&name))
 }
 
-/// The placement has a cache under the OSDs that has every read, or every write, go through its SSD, as long as it has room.
+/// The placement has a cache under the OSDs that sends every read (if `reads` is set) or every
+/// write (if not) through its SSD, as long as the SSD has room.
 pub(crate) fn takes_all(placement: &str, reads: bool) -> bool {
     names(placement).any(|name| match name {
         "osd-tidepool" | "osd-guest-tidepool" | "osd-bcache" => true,
@@ -200,12 +209,13 @@ pub(crate) fn takes_all(placement: &str, reads: bool) -> bool {
     })
 }
 
-/// The placement has OSDs in guests, where Ceph's own code takes longer: it is compared with others of that kind.
+/// The placement has its OSDs in guests, where Ceph's own code takes longer. It is ranked only if
+/// the baseline has its OSDs in guests as well.
 pub(crate) fn in_guests(placement: &str) -> bool {
     names(placement).any(|name| [GUEST_ALONE, GUEST_BOUND].contains(&name) || UNDER_GUESTS.contains(&name))
 }
 
-/// Where the SSD of a placement is, at the begin of a sentence.
+/// Where the SSD of a placement is, as the start of a sentence.
 pub(crate) fn side(placement: &str) -> &'static str {
     let in_server = |name: &str| {
         let below = name.starts_with("osd-") && name != GUEST_ALONE || name == TIER;
@@ -219,7 +229,7 @@ pub(crate) fn side(placement: &str) -> &'static str {
     }
 }
 
-/// The unit in which OSDs allocate room, if this part of a placement says it.
+/// The unit in which OSDs allocate space, if this part of a placement's name sets one.
 fn unit(name: &str) -> Option<&'static str> {
     match name {
         "alloc-4k" => Some("4 KiB"),
@@ -228,7 +238,8 @@ fn unit(name: &str) -> Option<&'static str> {
     }
 }
 
-/// What a placement is, in the few words of a first sentence: its article, and the rest. A name that is not known stands for itself.
+/// Article and noun for a placement in a first sentence. A name that is not known stands for
+/// itself.
 fn article_and_noun(placement: &str) -> (&'static str, String) {
     let of = |name: &str| match name {
         "bluestore-dbwal" => Some("database on the SSD"),
@@ -273,13 +284,14 @@ pub(crate) fn noun(placement: &str) -> String {
     article_and_noun(placement).1
 }
 
-/// The same with its article inside of a sentence.
+/// A placement in few words with its article, for use inside a sentence.
 pub(crate) fn a(placement: &str) -> String {
     let (article, noun) = article_and_noun(placement);
     format!("{article}{noun}")
 }
 
-/// A text at the begin of a sentence. What is the name of a placement stays as it is.
+/// A text with a capital letter, for the start of a sentence. A text without a space is the name of
+/// a placement and stays as it is.
 pub(crate) fn capital(text: &str) -> String {
     let mut chars = text.chars();
     match chars.next() {
@@ -315,7 +327,7 @@ pub(crate) fn load(suite: &Suite) -> String {
     format!("{} {what}{size}", bytes(workload.block_bytes))
 }
 
-/// What a placement is.
+/// What a placement is, in words.
 pub(crate) fn placement(placement: &str) -> String {
     let part = |name: &str| match name {
         "bluestore-colocated" => "BlueStore on the disks alone, no SSD".to_string(),

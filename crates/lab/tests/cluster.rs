@@ -30,7 +30,7 @@ fn osds_run_on_emulated_devices_with_their_databases_on_an_ssd() {
         ceph_conf: Vec::new(),
     };
     let arrangement = Arrangement::parse("bluestore-dbwal").expect("a placement");
-    // No part of this placement is the program's.
+    // This placement does not use the program.
     let testbed = Testbed::up(outer.path(), Path::new("tidepool"), &layout, &arrangement).expect("a cluster");
     let cluster = testbed.cluster();
     let proof = testbed.verify().expect("it is in place").to_string();
@@ -66,7 +66,7 @@ fn osds_run_on_emulated_devices_with_their_databases_on_an_ssd() {
     assert!(is_empty(outer.path()), "nothing is left");
 }
 
-/// Whether there is no file below a directory.
+/// Whether a directory contains no file at any depth.
 fn is_empty(path: &Path) -> bool {
     std::fs::read_dir(path)
         .expect("a directory")

@@ -1,4 +1,4 @@
-//! Emulated devices under fio: the figures of their classes, and the data.
+//! Emulated devices under fio: their figures and their data.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -9,19 +9,21 @@ use tidepool_lab::Scratch;
 use tidepool_lab::device::calibrate::calibrate;
 use tidepool_lab::device::{Emulated, Preset, preset};
 
-/// How much slower a device is here than its class, and seconds for a figure: slow enough for two cores that do something
-/// else as well, and for a disk, which is slow by itself, long enough for some hundred requests.
+/// Factor by which a device is slower here than its class, and seconds of a figure. The factor is
+/// large enough for two cores that also do something else. A disk, which is slow by itself, is
+/// measured long enough for some hundred requests.
 fn pace(preset: &Preset) -> (u32, u32) {
     if preset.spec.is_rotational() { (2, 3) } else { (16, 1) }
 }
 
-/// How much more than its class a device may do in so short a time. A machine that does something else as well makes it
-/// slower by any amount, so there is no bound on that side: `make calibrate`, which wants the machine for itself, has one,
-/// and that the model has the figures of its class is shown in simulated time.
+/// How much a device may exceed its class in such a short time. A busy machine slows a device by
+/// any amount, so there is no lower bound here: `make calibrate`, which needs the machine for
+/// itself, has one. A test in simulated time shows that the model has the figures of its class.
 const OVER_MAX: f64 = 0.4;
 
-/// How often a device is measured that seems to be faster than its class: one that is, is so each time, and one that is not seems so
-/// when the machine has stood still while its cache was to be filled.
+/// Most times a device is measured that seems to be faster than its class. A device that is faster
+/// seems so each time. A device that is not faster seems so only when the machine stood still while
+/// its cache was filled.
 const ATTEMPTS: usize = 3;
 
 #[test]
@@ -86,7 +88,7 @@ fn a_device_keeps_what_is_written_under_many_requests_at_once() {
     }
 }
 
-/// What the process of the next test does, if it is started for that.
+/// Environment variable that makes a child of the next test create a device and leave it behind.
 const LEFT_BEHIND: &str = "TIDEPOOL_TEST_LEFT_BEHIND";
 
 #[test]

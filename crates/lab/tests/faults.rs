@@ -1,4 +1,4 @@
-//! Emulated devices that lose their power, return errors and hold what they are asked for.
+//! Emulated devices that lose power, return errors and hold requests back.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader};
@@ -15,7 +15,7 @@ const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(30);
 
 struct Bench {
-    // Before the directory that it is in.
+    // Dropped before its directory.
     device: Emulated,
     _scratch: Scratch,
 }
@@ -47,7 +47,7 @@ fn what_was_flushed_or_written_durably_is_there_after_a_power_loss_and_the_rest_
     let bench = Bench::new();
     bench.device.faults().volatile(true);
     for seed in 0..40 {
-        // Not past the page cache: nothing of the device is in it all the same.
+        // Opened without O_DIRECT. The page cache holds nothing of the device anyway.
         let file = bench.open(0);
         let durable = bench.open(libc::O_DSYNC);
         let value = seed as u8 + 1;
@@ -201,10 +201,10 @@ fn a_device_that_holds_something_can_be_dropped() {
     });
 }
 
-/// Tells the child of a test where to make its directory.
+/// Environment variable with the parent of the child's directory.
 const PARENT: &str = "TIDEPOOL_TEST_PARENT";
 
-/// What a test starts and kills: a process that waits for a device that it serves itself.
+/// A child process that a test starts and kills. It waits for a device that it serves itself.
 #[test]
 #[ignore = "a test starts it"]
 fn child_that_waits_for_its_own_device() {

@@ -1,4 +1,4 @@
-//! Clusters whose nodes have a network of their own.
+//! Clusters whose nodes have their own network.
 
 use std::fs::File;
 use std::path::Path;
@@ -16,7 +16,7 @@ use tidepool_lab::{Cluster, ClusterOptions, Scratch};
 /// How much the client writes, in bytes.
 const WRITTEN: u64 = 32 << 20;
 
-/// Whether networks are possible; says why not.
+/// Whether networks are possible. Prints why not.
 fn possible() -> bool {
     let why = Network::available(Some(Duration::ZERO)).err();
     why.iter().for_each(|why| println!("skipped: {why}"));
@@ -29,7 +29,7 @@ fn options(delay: Option<Duration>) -> ClusterOptions {
     ClusterOptions { replicas: 2, servers, delay, prompt: true, ..ClusterOptions::with_osds(2) }
 }
 
-/// Bytes that a node has carried in all samples.
+/// Bytes that a node carried in all samples.
 fn carried(samples: &[Sample], node: &str, of: impl Fn(&Carried) -> f64) -> u64 {
     let mut begin_ms = 0;
     let mut bytes = 0.0;
@@ -41,7 +41,7 @@ fn carried(samples: &[Sample], node: &str, of: impl Fn(&Carried) -> f64) -> u64 
     bytes as u64
 }
 
-/// Counts how often everything is looked at.
+/// Adds a device whose counts count how often the sources are read.
 fn count_looks(sources: &mut Sources) -> Arc<AtomicUsize> {
     let looks = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&looks);
@@ -72,7 +72,7 @@ fn copies_go_between_servers_and_all_is_counted_where_it_passes() {
     let bench =
         ["bench", "--io-type=write", "--io-size=65536", "--io-threads=4", "--io-total", &total, "image"];
     cluster.rbd(&bench).expect("a load");
-    // Until a sample has it all: a look may be under way that has begun too early.
+    // Wait until a sample contains everything. A look that began too early may be under way.
     let enough = looks.load(Ordering::Relaxed) + 2;
     while looks.load(Ordering::Relaxed) < enough {
         std::thread::sleep(Duration::from_millis(20));
@@ -88,15 +88,16 @@ fn copies_go_between_servers_and_all_is_counted_where_it_passes() {
     for node in ["node0", "node1"] {
         assert!(about(received(node)), "each server has a copy: {}", received(node));
     }
-    // Which of the two gets an object first is decided by its name, so that one may have next to none.
+    // The object's name decides which server gets it first, so that one server may get next to
+    // none.
     assert!(about(sent("node0") + sent("node1")), "all that one has is passed on to the other");
     assert!(sent("mon") + received("mon") < WRITTEN / 4, "none goes past the monitor");
     assert_eq!(cluster.rbd_checksum("image").expect("a checksum").len(), 64);
 }
 
-/// What the process of the next test does, if it is started for that.
+/// Environment variable that makes a child of the next test create a network and leave it behind.
 const LEFT_BEHIND: &str = "TIDEPOOL_TEST_LEFT_BEHIND";
-/// Delay of its network.
+/// Delay of the child's network.
 const DELAY: Duration = Duration::from_millis(5);
 
 #[test]
@@ -123,7 +124,7 @@ fn each_way_takes_its_time_and_a_killed_process_leaves_nothing_of_its_network() 
         }
         figures.extend(line.strip_prefix("least ").map(|figure| figure.parse::<f64>().expect("seconds")));
     }
-    // There and back, and for a write there and back once more between the servers.
+    // A read takes one round trip. A write takes one round trip, and one more between the servers.
     let [write, read]: [f64; 2] = figures.try_into().expect("two figures");
     assert!(write >= DELAY.as_secs_f64() * 4.0, "{write}");
     assert!(read >= DELAY.as_secs_f64() * 2.0, "{read}");
@@ -133,7 +134,7 @@ fn each_way_takes_its_time_and_a_killed_process_leaves_nothing_of_its_network() 
     let ours = namespace(std::process::id()).expect("a namespace");
     let distinct: std::collections::BTreeSet<_> = namespaces.iter().filter(|&other| *other != ours).collect();
     assert_eq!(distinct.len(), 4, "a client, a monitor and two servers: {namespaces:?}");
-    // A namespace that is gone may leave its number to a new one; not while it is open.
+    // A new namespace may get the number of one that is gone, but not while the file is open.
     let held: Vec<_> = family.iter().flat_map(|pid| File::open(format!("/proc/{pid}/ns/net"))).collect();
     child.kill().expect("kill");
     child.wait().expect("its end");
@@ -152,7 +153,7 @@ fn each_way_takes_its_time_and_a_killed_process_leaves_nothing_of_its_network() 
     assert!(!interfaces.contains("node0"), "{interfaces}");
 }
 
-/// Brings a cluster with a network up and says what its least latencies are, of writes and of reads.
+/// Starts a cluster with a network and prints its least latencies of writes and of reads.
 fn hold(parent: &Path) {
     let options = ClusterOptions { parent: Some(parent.to_path_buf()), ..options(Some(DELAY)) };
     let cluster = Cluster::up(&options).expect("a cluster");
@@ -177,7 +178,8 @@ fn all() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Processes that were started by the one that was told to leave `parent` behind, itself included.
+/// Processes with the environment of the child that was told to leave `parent` behind, including
+/// the child.
 fn family(parent: &Path) -> Vec<u32> {
     let marker = format!("{LEFT_BEHIND}={}", parent.display());
     let told = |pid: &u32| {
@@ -187,7 +189,7 @@ fn family(parent: &Path) -> Vec<u32> {
     all().filter(told).collect()
 }
 
-/// The network namespace of a process that runs.
+/// Network namespace of a running process.
 fn namespace(pid: u32) -> Option<String> {
     let link = std::fs::read_link(format!("/proc/{pid}/ns/net")).ok()?;
     Some(link.to_string_lossy().into_owned())

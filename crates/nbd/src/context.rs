@@ -1,4 +1,4 @@
-//! Metadata contexts: what a client can ask about ranges of an export.
+//! Metadata contexts: properties of ranges of an export that a client can query.
 
 /// A metadata context that this server offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -10,10 +10,10 @@ pub enum Context {
 }
 
 impl Context {
-    /// All of them, in the order of their ids.
+    /// All contexts, in the order of their ids.
     pub const ALL: [Context; 2] = [Context::Allocation, Context::Dirty];
 
-    /// Its name in queries.
+    /// The context's name in queries.
     pub fn name(self) -> &'static str {
         match self {
             Context::Allocation => "base:allocation",
@@ -21,7 +21,7 @@ impl Context {
         }
     }
 
-    /// Its id in replies; the same on every connection.
+    /// The context's id in replies; identical on every connection.
     pub fn id(self) -> u32 {
         match self {
             Context::Allocation => 1,
@@ -35,32 +35,33 @@ impl Context {
 pub struct Contexts(u8);
 
 impl Contexts {
-    /// None of them.
+    /// No context.
     pub const NONE: Contexts = Contexts(0);
-    /// Every one.
+    /// All contexts.
     pub const ALL: Contexts = Contexts(0b110);
 
-    /// Adds one.
+    /// Adds a context.
     pub fn insert(&mut self, context: Context) {
         self.0 |= 1 << context.id();
     }
 
-    /// Is it selected?
+    /// Whether the context is selected.
     pub fn contains(self, context: Context) -> bool {
         self.0 & (1 << context.id()) != 0
     }
 
-    /// Is none selected?
+    /// Whether no context is selected.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Those selected, in the order of their ids.
+    /// The selected contexts, in the order of their ids.
     pub fn iter(self) -> impl Iterator<Item = Context> {
         Context::ALL.into_iter().filter(move |&context| self.contains(context))
     }
 
-    /// Adds what a `LIST_META_CONTEXT` query finds: an exact name, or a whole namespace.
+    /// Adds the contexts that a `LIST_META_CONTEXT` query matches. The query is an exact name, or a
+    /// whole namespace with its colon.
     pub(crate) fn find(&mut self, query: &[u8]) {
         for context in Context::ALL {
             let name = context.name().as_bytes();
@@ -71,7 +72,7 @@ impl Contexts {
         }
     }
 
-    /// Adds what a `SET_META_CONTEXT` query selects: an exact name only.
+    /// Adds the context that a `SET_META_CONTEXT` query selects: an exact name only.
     pub(crate) fn select(&mut self, query: &[u8]) {
         for context in Context::ALL {
             if query == context.name().as_bytes() {

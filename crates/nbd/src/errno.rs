@@ -1,12 +1,12 @@
-//! The error values that the protocol knows.
+//! The error values of the protocol.
 
 use std::fmt;
 
-/// Why a request failed, as it stands on the wire.
+/// Why a request failed, as a value on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Errno {
-    /// Not permitted; a write to a read-only export.
+    /// Not permitted, for example a write to a read-only export.
     Perm = 1,
     /// Data could not be read or written.
     Io = 5,
@@ -14,11 +14,11 @@ pub enum Errno {
     NoMem = 12,
     /// Invalid request.
     Inval = 22,
-    /// No space left; also a write beyond the end.
+    /// No space left; also a write beyond the end of the export.
     NoSpc = 28,
-    /// Too large.
+    /// The request is too large.
     Overflow = 75,
-    /// Zeroing would be no faster than writing.
+    /// Writing zeroes would be no faster than writing data.
     NotSup = 95,
     /// The server is shutting down.
     Shutdown = 108,
@@ -30,8 +30,8 @@ impl Errno {
         self as u32
     }
 
-    /// What a value on the wire means; `None` for zero (success). As the protocol asks, unexpected
-    /// values count as "invalid".
+    /// The meaning of a value on the wire; `None` for zero (success). As the protocol demands,
+    /// unknown values count as [`Errno::Inval`].
     pub fn from_wire(code: u32) -> Option<Errno> {
         Some(match code {
             0 => return None,
@@ -46,8 +46,9 @@ impl Errno {
         })
     }
 
-    /// The value to send for an operating system's errno: the quota errors count as "no space", what
-    /// the protocol has no value for as "I/O error".
+    /// The value to send for an operating system's errno. EFBIG and EDQUOT become [`Errno::NoSpc`],
+    /// EROFS and EACCES become [`Errno::Perm`]. An errno for which the protocol has no value
+    /// becomes [`Errno::Io`].
     pub fn from_os(errno: i32) -> Errno {
         const EFBIG: i32 = 27;
         const EDQUOT: i32 = 122;

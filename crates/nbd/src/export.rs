@@ -1,46 +1,48 @@
-//! What a server offers.
+//! The exports that a server offers.
 
 use crate::wire;
 
 /// Size constraints of an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockSizes {
-    /// Offsets and lengths are multiples of this; a power of two up to 64 KiB.
+    /// Offsets and lengths are multiples of this number of bytes; a power of two up to 64 KiB.
     pub min_bytes: u32,
     /// Aligned requests of this size cost least; a power of two, at least 512.
     pub preferred_bytes: u32,
-    /// Longest payload of one request.
+    /// Longest payload of one request in bytes.
     pub payload_bytes_max: u32,
 }
 
 impl Default for BlockSizes {
-    /// What the protocol assumes where nothing is said: any byte range, 4 KiB preferred, 32 MiB at most.
+    /// The constraints that the protocol assumes when a server sends none: any byte range, 4 KiB
+    /// preferred, 32 MiB at most.
     fn default() -> Self {
         BlockSizes { min_bytes: 1, preferred_bytes: 4096, payload_bytes_max: wire::PAYLOAD_BYTES_MAX }
     }
 }
 
-/// One export as it is shown to clients.
+/// One export as clients see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Export<'a> {
-    /// The server's own number for it; comes back in [`crate::Session::export`].
+    /// The server's own number for the export; returned in [`crate::Session::export`].
     pub id: u64,
-    /// The name that clients ask for.
+    /// The name that clients ask for. A client cannot ask for a name longer than 4096 bytes.
     pub name: &'a str,
-    /// A line for people.
+    /// Description for users.
     pub description: &'a str,
-    /// Bytes.
+    /// Size in bytes.
     pub size_bytes: u64,
-    /// Writes are refused.
+    /// Whether writes are refused.
     pub read_only: bool,
-    /// Transmission flags on offer; [`Export::FEATURES`] unless something is missing.
+    /// Optional transmission flags that are offered: all or some of [`Export::FEATURES`], and
+    /// `FLAG_ROTATIONAL`. Other bits are ignored.
     pub features: u16,
     /// Size constraints.
     pub block_sizes: BlockSizes,
 }
 
 impl<'a> Export<'a> {
-    /// All the optional transmission flags that the codec can serve.
+    /// All optional transmission flags that the codec supports.
     pub const FEATURES: u16 = wire::FLAG_SEND_FLUSH
         | wire::FLAG_SEND_FUA
         | wire::FLAG_SEND_TRIM
@@ -63,8 +65,9 @@ impl<'a> Export<'a> {
         }
     }
 
-    /// The transmission flags that a client is shown. Without structured replies there is nothing to
-    /// fragment, and on a read-only export nothing to trim or zero.
+    /// The transmission flags that a client is sent. Without structured replies `DF` is missing,
+    /// because a simple reply is never fragmented. A read-only export offers neither trim nor write
+    /// zeroes.
     pub fn transmission_flags(&self, structured: bool) -> u16 {
         const WRITING: u16 = wire::FLAG_SEND_TRIM | wire::FLAG_SEND_WRITE_ZEROES | wire::FLAG_SEND_FAST_ZERO;
         let mut flags = wire::FLAG_HAS_FLAGS | (self.features & (Export::FEATURES | wire::FLAG_ROTATIONAL));
@@ -81,19 +84,20 @@ impl<'a> Export<'a> {
     }
 }
 
-/// The exports of a server, looked up during the handshake only.
+/// The exports of a server. They are looked up during the handshake only.
 pub trait Exports {
-    /// The export of this name; the empty name asks for the default export, if there is one.
+    /// The export of this name. The empty name asks for the default export, if there is one.
     fn find(&self, name: &str) -> Option<Export<'_>>;
-    /// The export of this name is not there yet, and its client is to wait for it. The empty name asks for the default export.
+    /// Whether the export of this name is not there yet and its client has to wait for the export.
+    /// The empty name asks for the default export.
     fn is_coming(&self, _name: &str) -> bool {
         false
     }
-    /// Shows every export; the handshake lists the first [`crate::LISTED_EXPORTS_MAX`].
+    /// Visits every export. `LIST` names the first [`crate::LISTED_EXPORTS_MAX`].
     fn list(&self, visit: &mut dyn FnMut(&Export<'_>));
 }
 
-/// A fixed list; where it has one export, that one is the default too.
+/// A fixed list. When the list has exactly one export, this export is also the default.
 impl Exports for [Export<'_>] {
     fn find(&self, name: &str) -> Option<Export<'_>> {
         match (self, name) {

@@ -1,92 +1,98 @@
-//! The server's side of the handshake: fixed newstyle, fed with bytes, answering into a buffer.
+//! The server's side of the fixed newstyle handshake: takes bytes and appends replies to a buffer.
 
 use crate::context::{Context, Contexts};
 use crate::export::{BlockSizes, Export, Exports};
 use crate::option::{Info, Meta, Refused, export_name};
 use crate::wire::{self, Reader};
 
-/// Longest option data that is looked at; whatever is sensible fits with room to spare.
+/// Longest option data in bytes that is decoded; sensible options are far shorter.
 pub const OPTION_BYTES_MAX: usize = 16 << 10;
-/// Longest option data that is skipped with an error reply. More is taken for an attack.
+/// Longest option data in bytes that is skipped and answered with an error. Longer data counts as
+/// an attack and ends the connection.
 pub const OPTION_SKIP_BYTES_MAX: u32 = 1 << 20;
-/// Most options of one handshake.
+/// Most options in one handshake.
 pub const OPTIONS_MAX: u32 = 4096;
-/// Most exports that `LIST` shows.
+/// Most exports in the reply to `LIST`.
 pub const LISTED_EXPORTS_MAX: usize = 1024;
-/// Longest message in an error reply.
+/// Longest text in bytes about an unknown export: in an error reply and in a [`ProtocolError`].
 const MESSAGE_BYTES_MAX: usize = 512;
 
 const OPTION_HEADER_BYTES: usize = 16;
 const CLIENT_FLAGS_BYTES: usize = 4;
 
-/// Why a connection is dropped. The client is at fault; nothing can be told to it any more.
+/// Why the server drops a connection. The client broke the protocol, or the protocol has no reply
+/// that could report the error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
-    /// Client flags that nobody offered.
+    /// The client set handshake flags that the server did not offer.
     #[error("the client set unknown handshake flags {0:#x}")]
     ClientFlags(u32),
     /// An option does not begin with its magic number.
     #[error("the client sent {0:#018x} where an option was due")]
     OptionMagic(u64),
-    /// An option's data is absurdly long.
+    /// An option announces more than [`OPTION_SKIP_BYTES_MAX`] bytes of data, or `EXPORT_NAME` more
+    /// than [`OPTION_BYTES_MAX`].
     #[error("the client announced {len} bytes of data for option {option}")]
     OptionTooLong {
-        /// Which.
+        /// Number of the option.
         option: u32,
-        /// Bytes.
+        /// Announced length in bytes.
         len: u32,
     },
-    /// The client haggles without end.
+    /// The client sent more than [`OPTIONS_MAX`] options.
     #[error("the client sent more than {OPTIONS_MAX} options")]
     TooManyOptions,
-    /// A client that does not speak fixed newstyle can send `EXPORT_NAME` only.
+    /// A client that did not announce fixed newstyle sent an option other than `EXPORT_NAME`.
     #[error("the client sent option {0} without having announced fixed newstyle")]
     NotFixed(u32),
-    /// `EXPORT_NAME` cannot be answered with an error.
+    /// `EXPORT_NAME` asked for an unknown export, or for any export while the server shuts down.
+    /// The protocol has no error reply to this option.
     #[error("the client asked for export {0:?}, which is not there")]
     UnknownExport(String),
-    /// `EXPORT_NAME` with something that is no name.
+    /// `EXPORT_NAME` came with a malformed name.
     #[error("the client asked for an export with a malformed name: {0}")]
     ExportName(&'static str),
     /// A request does not begin with its magic number.
     #[error("the client sent {0:#010x} where a request was due")]
     RequestMagic(u32),
-    /// A write's payload is too long even to be skipped.
+    /// A write announces a payload that is too long even to be skipped.
     #[error("the client announced a write of {0} bytes")]
     PayloadTooLong(u32),
 }
 
-/// What was agreed on with a client; valid from the handshake to the end of the connection.
+/// The result of a handshake; valid until the end of the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Session {
     /// [`Export::id`] of the export that the client chose.
     pub export: u64,
-    /// Its name.
+    /// Name of the export.
     pub name: String,
-    /// Its size. Requests are checked against it.
+    /// Size of the export in bytes. Requests are checked against this size.
     pub size_bytes: u64,
-    /// The transmission flags that the client was shown.
+    /// The transmission flags that were sent to the client.
     pub flags: u16,
-    /// Reads are answered with structured replies.
+    /// Whether reads are answered with structured replies.
     pub structured: bool,
     /// The metadata contexts that the client selected.
     pub contexts: Contexts,
-    /// Its size constraints.
+    /// Size constraints of the export.
     pub block_sizes: BlockSizes,
 }
 
 /// How far the handshake has come.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
-    /// More is to come. Bytes left over are fed again while the output is short, or once it is written: a client that
-    /// sends options without reading the replies fills its own pipe, not the server's memory.
+    /// The handshake goes on. The caller passes the bytes that were not taken to the next call, but
+    /// only while the output is short or after the output was written. So a client that sends
+    /// options without reading the replies fills its own socket buffer, not the server's memory.
     Continue,
-    /// The client asks for an export that is on its way. Feed what is left, or nothing, when the export may be there or is not
-    /// waited for any more.
+    /// The client asks for an export that is not there yet ([`Exports::is_coming`]). Call
+    /// [`Handshake::receive`] again when the export may be there, or when the server gives up
+    /// waiting for the export. The input of that call is the rest of the bytes, which may be empty.
     Wait,
-    /// The client gave up. Write the output and close.
+    /// The client aborted the handshake. Write the output and close the connection.
     Closed,
-    /// Write the output; what follows in the input are requests.
+    /// The client chose an export. Write the output; the rest of the input holds requests.
     Transmission(Session),
 }
 
@@ -102,8 +108,8 @@ enum State {
 
 /// The server's side of one handshake.
 ///
-/// Holds at most one option's data ([`OPTION_BYTES_MAX`]) and writes at most the reply to one option
-/// per call.
+/// Holds the data of at most one option ([`OPTION_BYTES_MAX`]) and one export name. Each call
+/// appends the replies to at most one option.
 #[derive(Debug)]
 pub struct Handshake {
     state: State,
@@ -111,8 +117,8 @@ pub struct Handshake {
     fixed: bool,
     no_zeroes: bool,
     structured: bool,
-    /// Contexts of the last `SET_META_CONTEXT` and the name that it was sent for: they hold for
-    /// exactly that name.
+    /// The contexts that the last `SET_META_CONTEXT` selected, and the export name in that option.
+    /// The contexts are valid only for exactly this name.
     contexts: Contexts,
     contexts_name: String,
     options: u32,
@@ -139,21 +145,23 @@ impl Handshake {
         }
     }
 
-    /// From now on every option but `ABORT` is answered with "shutting down".
+    /// From now on every decoded option is answered with "shutting down", except `ABORT`, which is
+    /// acknowledged, and `EXPORT_NAME`, which ends in [`ProtocolError::UnknownExport`].
     pub fn shut_down(&mut self) {
         self.shutdown = true;
     }
 
-    /// Bytes that are held for an unfinished option.
+    /// Bytes of memory held for an unfinished option and for the export name of the last
+    /// `SET_META_CONTEXT`.
     pub fn buffered_bytes(&self) -> usize {
         self.partial.capacity() + self.contexts_name.capacity()
     }
 
-    /// Takes bytes from the client, up to the end of one option, and appends the reply to `output`.
-    /// Returns how many bytes were taken.
+    /// Takes bytes from the client, at most up to the end of one option, and appends the replies to
+    /// `output`. Returns how many bytes were taken.
     ///
     /// # Errors
-    /// What the client did wrong. Write the output, then drop the connection.
+    /// See [`ProtocolError`]. Write the output, then drop the connection.
     pub fn receive<E: Exports + ?Sized>(
         &mut self,
         input: &[u8],
@@ -180,7 +188,8 @@ impl Handshake {
                 State::Finished => return Ok((taken, Step::Closed)),
             };
             let some = (need - self.partial.len()).min(input.len() - taken);
-            // Exactly: growing by doubling could hold twice the bound.
+            // A buffer that grows by doubling could hold twice the limit, so the exact size is
+            // reserved.
             self.partial.reserve_exact(need - self.partial.len());
             self.partial.extend_from_slice(&input[taken..taken + some]);
             taken += some;
@@ -387,7 +396,7 @@ impl Handshake {
         }
         let mut found = if meta.count == 0 { Contexts::ALL } else { Contexts::NONE };
         meta.queries().for_each(|query| found.find(query));
-        // Ids mean nothing in a list and are zero there.
+        // Ids have no meaning in a list, so they are zero.
         contexts(output, option, found, |_| 0);
         Ok(())
     }
@@ -399,7 +408,7 @@ impl Handshake {
         output: &mut Vec<u8>,
     ) -> Result<(), Refused> {
         let option = wire::OPT_SET_META_CONTEXT;
-        // The former selection is void even when this one fails.
+        // `SET_META_CONTEXT` cancels the former selection even when the option fails.
         self.contexts = Contexts::NONE;
         self.contexts_name = String::new();
         let meta = self.meta(data)?;
@@ -423,7 +432,7 @@ impl Handshake {
         Meta::parse(data)
     }
 
-    /// What the client gets that chose `export` by `name`.
+    /// The session of a client that chose `export` by `name`.
     fn session(&self, name: &str, export: &Export<'_>) -> Session {
         let contexts = if self.contexts_name == name { self.contexts } else { Contexts::NONE };
         Session {
@@ -438,7 +447,8 @@ impl Handshake {
     }
 }
 
-/// Whether an option asks for an export that is on its way.
+/// Whether an option names an export that is not there yet but is expected
+/// ([`Exports::is_coming`]).
 fn is_early<E: Exports + ?Sized>(option: u32, data: &[u8], exports: &E) -> bool {
     let name = match option {
         wire::OPT_EXPORT_NAME => export_name(data),
@@ -484,7 +494,7 @@ fn unknown_export(output: &mut Vec<u8>, option: u32, name: &str) {
     reply(output, option, wire::REP_ERR_UNKNOWN, &[message.as_bytes()]);
 }
 
-/// The error for an option whose data was too long to look at.
+/// The error for an option whose data was too long to be decoded.
 fn refuse_skipped(output: &mut Vec<u8>, option: u32) {
     let known = option <= wire::OPT_SET_META_CONTEXT;
     let refused = if known {

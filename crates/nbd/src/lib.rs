@@ -1,16 +1,17 @@
 //! The NBD protocol (fixed newstyle) as codecs that perform no I/O.
 //!
-//! **Server.** [`Handshake`] is fed with whatever bytes have come and writes its answers into a buffer, until it
-//! ends with a [`Session`]. From then on [`Session::request`] takes each 28-byte header apart and checks it, and
-//! the functions of [`reply`] write reply headers into buffers of the caller. Nothing is allocated per request,
-//! and payloads never pass through this crate.
+//! **Server.** [`Handshake`] takes a client's bytes in pieces of any length and appends its replies
+//! to a buffer, until the handshake ends with a [`Session`]. From then on [`Session::request`]
+//! decodes and checks each 28-byte request header, and the functions of [`reply`] write reply
+//! headers into buffers of the caller. The server's side allocates nothing per request, and
+//! payloads do not pass through it.
 //!
-//! **Client.** [`client::Handshake`] and [`client::Pipeline`] are the same for the other side;
-//! [`client::BlockingClient`] puts them on a socket.
+//! **Client.** [`client::Handshake`] and [`client::Pipeline`] are the codecs of the client's side.
+//! [`client::BlockingClient`] uses both on a socket.
 //!
-//! Bytes that break the protocol end in a [`ProtocolError`] and cost the peer its connection; all else that a
-//! peer can do wrong is answered with the error that the protocol asks for. Every length is bounded before it
-//! is believed.
+//! On the server's side, bytes that break the protocol end in a [`ProtocolError`], after which the
+//! caller drops the connection. Every other fault of a client is answered with the error that the
+//! protocol prescribes. Every length is checked against a limit before it is used.
 
 pub mod client;
 mod context;

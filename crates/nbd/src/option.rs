@@ -1,11 +1,11 @@
-//! The data of options: what clients send during the handshake, taken apart.
+//! Decodes the data of the options that clients send during the handshake.
 
 use crate::wire::{self, Reader};
 
 /// Most information requests or metadata queries in one option.
 pub const QUERIES_MAX: usize = 64;
 
-/// Why an option's data is refused: the reply's type and a line for the client's user.
+/// Why an option is refused: the type of the error reply and a message for the client's user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Refused {
     pub(crate) reply: u32,
@@ -20,11 +20,11 @@ const fn too_big(message: &'static str) -> Refused {
     Refused { reply: wire::REP_ERR_TOO_BIG, message }
 }
 
-/// Data of `INFO` and `GO`: which export, and what to tell of it.
+/// Data of `INFO` and `GO`: the export, and the information that the client requests about it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Info<'a> {
     pub(crate) name: &'a str,
-    /// One bit per information type that was asked for; the types are small numbers.
+    /// Bit `n` is set when information type `n` (0 to 3) was requested.
     pub(crate) asked: u8,
 }
 
@@ -41,7 +41,7 @@ impl Info<'_> {
         }
         let mut asked = 0;
         while let Some(info) = reader.u16() {
-            // What is unknown must be ignored.
+            // The protocol demands that unknown information types are ignored.
             if info <= wire::INFO_BLOCK_SIZE {
                 asked |= 1 << info;
             }
@@ -54,7 +54,7 @@ impl Info<'_> {
     }
 }
 
-/// Data of `LIST_META_CONTEXT` and `SET_META_CONTEXT`: which export, and which contexts.
+/// Data of `LIST_META_CONTEXT` and `SET_META_CONTEXT`: the export and the queries.
 #[derive(Debug)]
 pub(crate) struct Meta<'a> {
     pub(crate) name: &'a str,
@@ -68,7 +68,8 @@ impl<'a> Meta<'a> {
         let name = export_name(reader.string().ok_or(invalid("the export name does not fit the option"))?)?;
         let count = reader.u32().ok_or(invalid("the number of queries is missing"))?;
         let queries = reader;
-        // The count is the client's word: it is bounded before anything is done that often.
+        // The client chooses the count, so the count is checked before the loop runs that many
+        // times.
         if count as usize > QUERIES_MAX {
             return Err(too_big("too many queries"));
         }
@@ -91,7 +92,7 @@ impl<'a> Meta<'a> {
     }
 }
 
-/// An export name as the protocol allows it.
+/// Checks an export name: UTF-8 without zero bytes, at most 4096 bytes.
 pub(crate) fn export_name(bytes: &[u8]) -> Result<&str, Refused> {
     if bytes.len() > wire::STRING_BYTES_MAX {
         return Err(too_big("the export name is longer than 4096 bytes"));

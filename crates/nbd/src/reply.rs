@@ -1,24 +1,26 @@
-//! Replies, written into buffers of the caller. Every function returns the bytes used.
+//! Replies, written into buffers of the caller. Every function returns the number of bytes written.
 
 use crate::errno::Errno;
 use crate::wire::{self, Writer, cut};
 
-/// Longest message in an error chunk; longer ones are cut.
+/// Longest message in an error chunk in bytes; longer messages are cut.
 pub const MESSAGE_BYTES_MAX: usize = 94;
-/// What every reply without its data fits in.
+/// Largest length in bytes of a reply without its data: an error chunk with a message and an
+/// offset.
 pub const HEAD_BYTES_MAX: usize = wire::CHUNK_HEADER_BYTES + 6 + MESSAGE_BYTES_MAX + 8;
-/// Most descriptors in one block status chunk; the protocol's own limit.
+/// Most descriptors in one block status chunk; the protocol's limit.
 pub const DESCRIPTORS_MAX: usize = 1 << 20;
-/// Length of one block status descriptor.
+/// Length of one block status descriptor in bytes.
 pub const DESCRIPTOR_BYTES: usize = 8;
-/// Length of a block status chunk before its descriptors.
+/// Length in bytes of a block status chunk before its descriptors.
 pub const STATUS_HEAD_BYTES: usize = wire::CHUNK_HEADER_BYTES + 4;
 
-/// Room for one reply without its data.
+/// Buffer for one reply without its data.
 pub type Head = [u8; HEAD_BYTES_MAX];
 
-/// Success of anything but a structured read or block status. In front of the data of a read when
-/// replies are not structured.
+/// A simple reply that reports success. With structured replies, it answers every command except a
+/// read or a block status. Without structured replies, it answers every command; the data of a read
+/// follows it.
 pub fn simple(out: &mut Head, cookie: u64) -> usize {
     simple_with(out, cookie, 0)
 }
@@ -34,27 +36,27 @@ fn chunk<'a>(out: &'a mut [u8], done: bool, kind: u16, cookie: u64, payload_byte
     writer
 }
 
-/// In front of the data of a whole read, structured or not.
+/// Header in front of the data of a whole read, structured or not.
 pub fn read(out: &mut Head, structured: bool, cookie: u64, offset: u64, len: u32) -> usize {
     if structured { data(out, cookie, offset, len, true) } else { simple(out, cookie) }
 }
 
-/// The end of a structured reply, where no other chunk carried it.
+/// Ends a structured reply whose last chunk did not carry the end.
 pub fn none(out: &mut Head, cookie: u64) -> usize {
     chunk(out, true, wire::REPLY_NONE, cookie, 0).used()
 }
 
-/// In front of `len` bytes of data from `offset` of the export.
+/// Header of a chunk in front of `len` bytes of data from byte `offset` of the export.
 pub fn data(out: &mut Head, cookie: u64, offset: u64, len: u32, done: bool) -> usize {
     chunk(out, done, wire::REPLY_OFFSET_DATA, cookie, len.saturating_add(8)).u64(offset).used()
 }
 
-/// `len` zeroes at `offset` of the export, in place of data.
+/// A chunk that stands for `len` zeroes at byte `offset` of the export, in place of data.
 pub fn hole(out: &mut Head, cookie: u64, offset: u64, len: u32, done: bool) -> usize {
     chunk(out, done, wire::REPLY_OFFSET_HOLE, cookie, 12).u64(offset).u32(len).used()
 }
 
-/// Failure of a request, and the end of its reply. The message is lost when replies are not structured.
+/// Reports the failure of a request and ends the reply. A simple reply does not carry the message.
 pub fn error(out: &mut Head, structured: bool, cookie: u64, errno: Errno, message: &str) -> usize {
     if !structured {
         return simple_with(out, cookie, errno.code());
@@ -67,7 +69,7 @@ pub fn error(out: &mut Head, structured: bool, cookie: u64, errno: Errno, messag
         .used()
 }
 
-/// Failure at `offset` of the export; structured replies only.
+/// Reports a failure at byte `offset` of the export; for structured replies only.
 pub fn error_at(out: &mut Head, cookie: u64, errno: Errno, offset: u64, message: &str, done: bool) -> usize {
     let message = cut(message, MESSAGE_BYTES_MAX);
     chunk(out, done, wire::REPLY_ERROR_OFFSET, cookie, 14 + message.len() as u32)
@@ -80,8 +82,8 @@ pub fn error_at(out: &mut Head, cookie: u64, errno: Errno, offset: u64, message:
 
 /// Writes the block status chunk of one metadata context, extent by extent.
 ///
-/// Neighbours with equal flags become one descriptor. Where the buffer ends before the range does, the
-/// chunk tells less than was asked for, which the protocol allows.
+/// Adjacent extents with equal flags become one descriptor. When the buffer ends before the range
+/// does, the chunk describes less than was requested, which the protocol allows.
 #[derive(Debug)]
 pub struct BlockStatus<'a> {
     out: &'a mut [u8],
@@ -105,8 +107,8 @@ impl<'a> BlockStatus<'a> {
         BlockStatus { out, cookie, context, descriptors: 0, descriptors_max, left: len, last: None }
     }
 
-    /// Adds the next extent; what lies behind the request's range is cut off. Returns whether more can
-    /// be taken.
+    /// Adds the next extent; the part behind the request's range is cut off. Returns whether the
+    /// chunk may take another extent.
     pub fn push(&mut self, len: u64, flags: u32) -> bool {
         let len = u32::try_from(len).unwrap_or(u32::MAX).min(self.left);
         if len == 0 {
@@ -135,8 +137,9 @@ impl<'a> BlockStatus<'a> {
         }
     }
 
-    /// Writes the chunk's header; `done` if it is the last chunk of the reply. Nothing is known of a
-    /// range that no extent was given for: it is reported with no flag set, which is always true.
+    /// Writes the chunk's header; `done` marks the last chunk of the reply. Without any extent,
+    /// nothing is known of the range, and the range is reported with no flag set. For
+    /// `base:allocation` this is always true, because a clear flag promises nothing.
     pub fn finish(mut self, done: bool) -> usize {
         if self.last.is_none() && self.descriptors == 0 {
             self.last = Some((self.left.max(1), 0));

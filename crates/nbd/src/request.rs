@@ -1,48 +1,49 @@
-//! Requests: the 28-byte header, taken apart and checked against what was agreed on.
+//! Requests: decodes the 28-byte header and checks it against the session.
 
 use crate::errno::Errno;
 use crate::handshake::{ProtocolError, Session};
 use crate::wire::{self, Reader, Writer};
 
-/// Longest write payload above the export's maximum that is skipped with an error reply. A longer one
-/// would cost more than a new connection does.
+/// Longest payload in bytes of a refused write that is skipped and answered with an error. A longer
+/// payload ends the connection, because to skip the payload would cost more than a new connection
+/// does.
 pub const WRITE_SKIP_BYTES_MAX: u32 = 2 * wire::PAYLOAD_BYTES_MAX;
 
-/// What a client wants done. Flags that change nothing (FUA on a command that writes nothing) are
-/// accepted and dropped.
+/// A command of a client. FUA on a command that writes nothing is accepted and dropped, if FUA was
+/// offered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Command {
-    /// Read.
+    /// Read the range.
     Read {
-        /// All data in one chunk, if the reply is structured.
+        /// Send all data in one chunk; offered with structured replies only.
         df: bool,
     },
-    /// Write; the payload follows the header.
+    /// Write the payload, which follows the header.
     Write {
-        /// Reply when it is on stable media.
+        /// Reply only when the data is on stable media.
         fua: bool,
     },
-    /// Make everything completed stable.
+    /// Make all completed writes stable.
     Flush,
-    /// Discard.
+    /// Discard the range.
     Trim {
-        /// Reply when it is on stable media.
+        /// Reply only when the discard is on stable media.
         fua: bool,
     },
-    /// Bring into the cache.
+    /// Read the range into the cache.
     Cache,
     /// Write zeroes.
     WriteZeroes {
-        /// Reply when it is on stable media.
+        /// Reply only when the zeroes are on stable media.
         fua: bool,
         /// Keep the space allocated.
         no_hole: bool,
-        /// Fail with [`Errno::NotSup`] when it would be no faster than writing.
+        /// Fail with [`Errno::NotSup`] when writing zeroes would be no faster than writing data.
         fast_zero: bool,
     },
     /// Describe the range in every selected metadata context.
     BlockStatus {
-        /// One extent only.
+        /// Return one extent only.
         one: bool,
     },
 }
@@ -67,7 +68,7 @@ impl Command {
         }
     }
 
-    /// The transmission flags without which a client must not send it.
+    /// The transmission flags that a server must have offered before a client may send the command.
     pub(crate) fn needs(self) -> u16 {
         let fua = |fua: bool| if fua { wire::FLAG_SEND_FUA } else { 0 };
         match self {
@@ -84,7 +85,7 @@ impl Command {
         }
     }
 
-    /// Does it change the export?
+    /// Whether the command changes the export.
     pub fn writes(self) -> bool {
         matches!(self, Command::Write { .. } | Command::Trim { .. } | Command::WriteZeroes { .. })
     }
@@ -93,63 +94,64 @@ impl Command {
 /// One request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// The client's name for it; returned in the reply.
+    /// The number that the client gave the request; the reply returns it.
     pub cookie: u64,
-    /// First byte of the range.
+    /// Byte offset of the range.
     pub offset: u64,
-    /// Length of the range in bytes; of a write's payload, too.
+    /// Length of the range in bytes; for a write, also the length of the payload.
     pub len: u32,
-    /// What to do.
+    /// The command.
     pub command: Command,
 }
 
 impl Request {
-    /// The header as it stands on the wire.
+    /// The header in wire format.
     pub fn encode(&self) -> [u8; wire::REQUEST_BYTES] {
         let (kind, flags) = self.command.code();
         encode(flags, kind, self.cookie, self.offset, self.len)
     }
 }
 
-/// A header as it stands on the wire, of any numbers: for tests, and for `DISC`.
+/// A header in wire format with any numbers: for tests, and for `DISC`.
 pub fn encode(flags: u16, kind: u16, cookie: u64, offset: u64, len: u32) -> [u8; wire::REQUEST_BYTES] {
     let mut out = [0; wire::REQUEST_BYTES];
     Writer::new(&mut out).u32(wire::MAGIC_REQUEST).u16(flags).u16(kind).u64(cookie).u64(offset).u32(len);
     out
 }
 
-/// What a server does with a header.
+/// What a server does with a request header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Incoming {
-    /// Execute it. A write's payload of [`Request::len`] bytes follows in the stream.
+    /// Execute the request. The payload of a write, [`Request::len`] bytes, follows in the stream.
     Execute(Request),
     /// Skip the payload if there is one, then answer with the error.
     Refuse(Refusal),
-    /// The client says good-bye: finish what is in flight and close. There is no reply.
+    /// The client disconnects: finish the requests in flight and close the connection. There is no
+    /// reply.
     Disconnect,
 }
 
 /// A request that is answered with an error at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refusal {
-    /// The client's name for the request.
+    /// The number that the client gave the request.
     pub cookie: u64,
     /// The error.
     pub errno: Errno,
-    /// A line for the client's user; goes into a structured reply.
+    /// A message for the client's user; sent in a structured reply.
     pub message: &'static str,
-    /// Bytes of payload to be skipped first.
+    /// Bytes of payload to skip before the reply.
     pub payload_bytes: u32,
 }
 
-/// An error and the line that goes with it.
+/// An error and its message.
 type Fault = (Errno, &'static str);
 
 impl Session {
-    /// Takes a request's header apart and checks it.
+    /// Decodes a request's header and checks it.
     ///
     /// # Errors
-    /// The stream cannot be followed any further: drop the connection.
+    /// The stream cannot be decoded any further: drop the connection.
     pub fn request(&self, header: &[u8; wire::REQUEST_BYTES]) -> Result<Incoming, ProtocolError> {
         let mut reader = Reader(header);
         let magic = reader.u32().unwrap_or_default();
@@ -178,7 +180,8 @@ impl Session {
         })
     }
 
-    /// Whether what a client has sent, from the header of a request on, comes to its good-bye.
+    /// Whether `sent`, which begins with a request's header, contains a `DISC` after any number of
+    /// whole requests. The payloads of writes are skipped.
     pub fn says_goodbye(&self, mut sent: &[u8]) -> bool {
         while let Some((header, rest)) = sent.split_first_chunk() {
             let payload_bytes = match self.request(header) {
@@ -194,7 +197,8 @@ impl Session {
         false
     }
 
-    /// The command, if it and all its flags are known and were offered.
+    /// Returns the command if the command and all its flags are known and were offered. A command
+    /// that writes to a read-only export is refused.
     fn command(&self, kind: u16, flags: u16) -> Result<Command, Fault> {
         let has = |flag: u16| flags & flag != 0;
         let fua = has(wire::CMD_FLAG_FUA);
@@ -217,7 +221,7 @@ impl Session {
             }
             _ => return Err((Errno::Inval, "unknown command")),
         };
-        // FUA is valid on all commands, also where it changes nothing.
+        // FUA is valid on every command, also where FUA changes nothing.
         if flags & !(allowed | wire::CMD_FLAG_FUA) != 0 {
             return Err((Errno::Inval, "the flags do not fit the command"));
         }
@@ -268,7 +272,7 @@ impl Session {
         match command {
             Command::Read { .. } if self.structured => Err((Errno::Overflow, TOO_LONG)),
             Command::Read { .. } | Command::Write { .. } => Err((Errno::Inval, TOO_LONG)),
-            // It carries no payload but makes the server read all of it.
+            // `CACHE` carries no payload, but makes the server read the whole range.
             Command::Cache => Err((Errno::Overflow, TOO_LONG)),
             _ => Ok(()),
         }

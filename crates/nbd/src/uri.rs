@@ -1,4 +1,4 @@
-//! NBD URIs: where a server is, and which export is meant.
+//! NBD URIs: the address of a server and the name of an export.
 
 use crate::wire::{PORT_DEFAULT, STRING_BYTES_MAX};
 use std::ffi::OsString;
@@ -7,22 +7,22 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Longest path of a unix socket that the kernel takes.
+/// Longest path in bytes of a unix socket that the kernel accepts.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 
-/// Where a server is.
+/// The address of a server.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Transport {
     /// A unix socket.
     Unix {
-        /// Its path.
+        /// Path of the socket.
         socket: PathBuf,
     },
     /// TCP.
     Tcp {
-        /// Name or address; an IPv6 address without its brackets.
+        /// Host name or address; an IPv6 address without its brackets.
         host: String,
-        /// Port.
+        /// TCP port.
         port: u16,
     },
 }
@@ -30,32 +30,33 @@ pub enum Transport {
 /// `nbd+unix:///NAME?socket=PATH` or `nbd://HOST[:PORT]/NAME`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NbdUri {
-    /// Where the server is.
+    /// Address of the server.
     pub transport: Transport,
-    /// The export's name; empty for the default export, or for all exports of a server's own URI.
+    /// Name of the export. Empty for the default export, or, in a URI on which a server listens,
+    /// for all exports.
     pub export: String,
 }
 
-/// Why a text is not an NBD URI that we can use.
+/// Why a text is not a usable NBD URI.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UriError {
-    /// Another scheme.
+    /// The scheme is missing or unknown.
     #[error("'{0}' is not an NBD URI: it must begin with nbd:// or nbd+unix:///")]
     Scheme(String),
-    /// TLS.
+    /// The scheme demands TLS.
     #[error("'{0}' asks for TLS, which is not supported: use nbd:// or nbd+unix:///")]
     Tls(String),
-    /// `nbd+unix` without `socket=`.
+    /// `nbd+unix` without the parameter `socket=`.
     #[error("'{0}' names no socket: add ?socket=PATH")]
     NoSocket(String),
-    /// A socket path that the kernel would refuse.
+    /// A socket path that the kernel would refuse: empty, too long, or with a zero byte.
     #[error(
         "'{uri}' names a socket path of {len} bytes: a unix socket's path has 1 to {SOCKET_PATH_BYTES_MAX} bytes and no zero byte"
     )]
     SocketPath {
         /// The URI.
         uri: String,
-        /// Length of the path.
+        /// Length of the path in bytes.
         len: usize,
     },
     /// `nbd+unix` with a host.
@@ -64,20 +65,20 @@ pub enum UriError {
     /// `nbd` without a host.
     #[error("'{0}' names no host: write nbd://HOST[:PORT]/NAME")]
     NoHost(String),
-    /// A host that cannot be one.
+    /// A malformed host.
     #[error("'{0}' has a malformed host: write a name, an IPv4 address or an IPv6 address in [brackets]")]
     Host(String),
-    /// A port that is none.
+    /// A port that is not a number from 1 to 65535.
     #[error("'{0}' has a malformed port: a number from 1 to 65535 is wanted")]
     Port(String),
-    /// An unknown or repeated parameter.
+    /// An unknown, repeated or misplaced parameter.
     #[error(
         "'{uri}' has an unknown, repeated or misplaced parameter '{parameter}': only socket=PATH is known, for nbd+unix"
     )]
     Parameter {
         /// The URI.
         uri: String,
-        /// Its name.
+        /// Name of the parameter.
         parameter: String,
     },
     /// A `%` without two hexadecimal digits.
@@ -88,7 +89,7 @@ pub enum UriError {
         "'{0}' has a malformed export name: it must be UTF-8 without zero bytes, at most {STRING_BYTES_MAX} bytes"
     )]
     Export(String),
-    /// A fragment.
+    /// A fragment (`#`).
     #[error("'{0}' has a '#': write '%23' where it belongs to a name")]
     Fragment(String),
 }
@@ -151,7 +152,7 @@ fn tcp(uri: &str, authority: &str, query: &str) -> Result<Transport, UriError> {
     }
     let port = match port {
         None | Some("") => PORT_DEFAULT,
-        // `u16::from_str` would take a sign.
+        // `u16::from_str` would accept a leading `+`.
         Some(port) if !port.bytes().all(|b| b.is_ascii_digit()) => {
             return Err(UriError::Port(uri.to_owned()));
         }
@@ -189,7 +190,7 @@ fn parameters(query: &str) -> impl Iterator<Item = (&str, &str)> {
     query.split('&').filter(|part| !part.is_empty()).map(|part| part.split_once('=').unwrap_or((part, "")))
 }
 
-/// Percent-decoding; `None` where a `%` is not followed by two hexadecimal digits.
+/// Decodes percent-encoding; `None` where two hexadecimal digits do not follow a `%`.
 fn decode(text: &str) -> Option<Vec<u8>> {
     let mut bytes = text.bytes();
     let mut out = Vec::with_capacity(text.len());
@@ -204,7 +205,7 @@ fn decode(text: &str) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Percent-encoding of all that is not a plain character of a path.
+/// Percent-encodes every byte except ASCII letters, digits and `-._~/`.
 fn encode(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     for &byte in bytes {
         if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {

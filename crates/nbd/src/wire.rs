@@ -1,12 +1,14 @@
-//! The numbers of the protocol, and the two ends of a byte buffer: reading from one, writing to one.
+//! The numbers of the protocol, and helpers that read fields from a byte buffer and write fields
+//! into a byte buffer.
 //!
-//! Everything on the wire is big-endian. The names follow the protocol's text without its `NBD_` prefix.
+//! Everything on the wire is big-endian. The names follow the protocol's text without its `NBD_`
+//! prefix.
 
 /// First eight bytes of a server's greeting, "NBDMAGIC".
 pub const MAGIC_GREETING: u64 = 0x4e42_444d_4147_4943;
-/// "IHAVEOPT": second word of a newstyle greeting, and first of every option.
+/// "IHAVEOPT": second word of a newstyle greeting, and first word of every option.
 pub const MAGIC_OPTION: u64 = 0x4948_4156_454f_5054;
-/// Second word of an oldstyle greeting; recognised only to say so.
+/// Second word of an oldstyle greeting; recognised only to report that oldstyle is not supported.
 pub const MAGIC_OLDSTYLE: u64 = 0x0000_4202_8186_1253;
 /// First word of a reply to an option.
 pub const MAGIC_OPTION_REPLY: u64 = 0x0003_e889_0455_65a9;
@@ -17,26 +19,26 @@ pub const MAGIC_SIMPLE_REPLY: u32 = 0x6744_6698;
 /// First word of a structured reply chunk.
 pub const MAGIC_STRUCTURED_REPLY: u32 = 0x668e_33ef;
 
-/// Handshake flag: options other than `EXPORT_NAME` are understood.
+/// Handshake flag: the sender understands options other than `EXPORT_NAME`.
 pub const HANDSHAKE_FIXED_NEWSTYLE: u16 = 1 << 0;
-/// Handshake flag: the 124 zeroes after `EXPORT_NAME` can be left out.
+/// Handshake flag: the 124 zeroes after the reply to `EXPORT_NAME` may be left out.
 pub const HANDSHAKE_NO_ZEROES: u16 = 1 << 1;
 
-/// Option: choose an export and start, without a way to report an error.
+/// Option: choose an export and start the transmission phase; the reply cannot report an error.
 pub const OPT_EXPORT_NAME: u32 = 1;
-/// Option: give up.
+/// Option: end the handshake.
 pub const OPT_ABORT: u32 = 2;
-/// Option: name all exports.
+/// Option: list all exports.
 pub const OPT_LIST: u32 = 3;
 /// Option: start TLS.
 pub const OPT_STARTTLS: u32 = 5;
 /// Option: describe an export.
 pub const OPT_INFO: u32 = 6;
-/// Option: describe an export and start.
+/// Option: describe an export and start the transmission phase.
 pub const OPT_GO: u32 = 7;
 /// Option: use structured replies.
 pub const OPT_STRUCTURED_REPLY: u32 = 8;
-/// Option: which metadata contexts are there?
+/// Option: list metadata contexts.
 pub const OPT_LIST_META_CONTEXT: u32 = 9;
 /// Option: select metadata contexts.
 pub const OPT_SET_META_CONTEXT: u32 = 10;
@@ -51,15 +53,15 @@ pub const REP_INFO: u32 = 3;
 pub const REP_META_CONTEXT: u32 = 4;
 /// Set in every option reply that reports an error.
 pub const REP_ERROR_BIT: u32 = 1 << 31;
-/// Option reply: unknown option.
+/// Option reply: the option is unknown.
 pub const REP_ERR_UNSUP: u32 = REP_ERROR_BIT | 1;
-/// Option reply: forbidden.
+/// Option reply: the server's policy forbids the option.
 pub const REP_ERR_POLICY: u32 = REP_ERROR_BIT | 2;
-/// Option reply: malformed.
+/// Option reply: the option is malformed.
 pub const REP_ERR_INVALID: u32 = REP_ERROR_BIT | 3;
-/// Option reply: not on this platform.
+/// Option reply: not possible on this platform.
 pub const REP_ERR_PLATFORM: u32 = REP_ERROR_BIT | 4;
-/// Option reply: only with TLS.
+/// Option reply: only possible with TLS.
 pub const REP_ERR_TLS_REQD: u32 = REP_ERROR_BIT | 5;
 /// Option reply: no such export.
 pub const REP_ERR_UNKNOWN: u32 = REP_ERROR_BIT | 6;
@@ -67,76 +69,76 @@ pub const REP_ERR_UNKNOWN: u32 = REP_ERROR_BIT | 6;
 pub const REP_ERR_SHUTDOWN: u32 = REP_ERROR_BIT | 7;
 /// Option reply: the client must ask for the block sizes.
 pub const REP_ERR_BLOCK_SIZE_REQD: u32 = REP_ERROR_BIT | 8;
-/// Option reply: too large to process.
+/// Option reply: the request is too large to process.
 pub const REP_ERR_TOO_BIG: u32 = REP_ERROR_BIT | 9;
 
 /// Information: size and transmission flags.
 pub const INFO_EXPORT: u16 = 0;
 /// Information: canonical name.
 pub const INFO_NAME: u16 = 1;
-/// Information: description for people.
+/// Information: description for the user.
 pub const INFO_DESCRIPTION: u16 = 2;
 /// Information: size constraints.
 pub const INFO_BLOCK_SIZE: u16 = 3;
 
 /// Transmission flag: always set.
 pub const FLAG_HAS_FLAGS: u16 = 1 << 0;
-/// Transmission flag: writes are refused.
+/// Transmission flag: the export is read-only.
 pub const FLAG_READ_ONLY: u16 = 1 << 1;
-/// Transmission flag: `FLUSH` is understood.
+/// Transmission flag: `FLUSH` is supported.
 pub const FLAG_SEND_FLUSH: u16 = 1 << 2;
-/// Transmission flag: `FUA` is understood.
+/// Transmission flag: `FUA` is supported.
 pub const FLAG_SEND_FUA: u16 = 1 << 3;
 /// Transmission flag: seeks are expensive.
 pub const FLAG_ROTATIONAL: u16 = 1 << 4;
-/// Transmission flag: `TRIM` is understood.
+/// Transmission flag: `TRIM` is supported.
 pub const FLAG_SEND_TRIM: u16 = 1 << 5;
-/// Transmission flag: `WRITE_ZEROES` is understood.
+/// Transmission flag: `WRITE_ZEROES` is supported.
 pub const FLAG_SEND_WRITE_ZEROES: u16 = 1 << 6;
-/// Transmission flag: `DF` is understood.
+/// Transmission flag: `DF` is supported.
 pub const FLAG_SEND_DF: u16 = 1 << 7;
-/// Transmission flag: a flush on one connection covers all.
+/// Transmission flag: a flush on one connection covers the writes of all connections.
 pub const FLAG_CAN_MULTI_CONN: u16 = 1 << 8;
-/// Transmission flag: `CACHE` is understood.
+/// Transmission flag: `CACHE` is supported.
 pub const FLAG_SEND_CACHE: u16 = 1 << 10;
-/// Transmission flag: `FAST_ZERO` is understood.
+/// Transmission flag: `FAST_ZERO` is supported.
 pub const FLAG_SEND_FAST_ZERO: u16 = 1 << 11;
 
 /// Command: read.
 pub const CMD_READ: u16 = 0;
 /// Command: write.
 pub const CMD_WRITE: u16 = 1;
-/// Command: disconnect; has no reply.
+/// Command: disconnect; it has no reply.
 pub const CMD_DISC: u16 = 2;
 /// Command: make completed writes stable.
 pub const CMD_FLUSH: u16 = 3;
 /// Command: discard.
 pub const CMD_TRIM: u16 = 4;
-/// Command: bring into the cache.
+/// Command: read a range into the cache.
 pub const CMD_CACHE: u16 = 5;
 /// Command: write zeroes.
 pub const CMD_WRITE_ZEROES: u16 = 6;
 /// Command: query metadata contexts.
 pub const CMD_BLOCK_STATUS: u16 = 7;
 
-/// Command flag: reply when the data is on stable media.
+/// Command flag: reply only when the data is on stable media.
 pub const CMD_FLAG_FUA: u16 = 1 << 0;
 /// Command flag: keep the space allocated.
 pub const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
 /// Command flag: do not fragment the reply.
 pub const CMD_FLAG_DF: u16 = 1 << 2;
-/// Command flag: one extent only.
+/// Command flag: return one extent only.
 pub const CMD_FLAG_REQ_ONE: u16 = 1 << 3;
-/// Command flag: fail when zeroing is no faster than writing.
+/// Command flag: fail when writing zeroes is no faster than writing data.
 pub const CMD_FLAG_FAST_ZERO: u16 = 1 << 4;
 
-/// Chunk flag: the last of its reply.
+/// Chunk flag: the last chunk of its reply.
 pub const REPLY_FLAG_DONE: u16 = 1 << 0;
-/// Chunk: nothing but the end.
+/// Chunk: no payload; ends a reply.
 pub const REPLY_NONE: u16 = 0;
-/// Chunk: data.
+/// Chunk: data at an offset.
 pub const REPLY_OFFSET_DATA: u16 = 1;
-/// Chunk: zeroes.
+/// Chunk: zeroes at an offset.
 pub const REPLY_OFFSET_HOLE: u16 = 2;
 /// Chunk: extents of one metadata context.
 pub const REPLY_BLOCK_STATUS: u16 = 5;
@@ -153,27 +155,27 @@ pub const STATE_HOLE: u32 = 1 << 0;
 pub const STATE_ZERO: u32 = 1 << 1;
 /// `tidepool:dirty`: held in the cache and not yet in the backend.
 pub const STATE_DIRTY: u32 = 1 << 0;
-/// `tidepool:dirty`: held in the cache (always so when dirty).
+/// `tidepool:dirty`: held in the cache; always set together with `STATE_DIRTY`.
 pub const STATE_CACHED: u32 = 1 << 1;
 
-/// IANA's port for the protocol.
+/// The port that IANA has assigned to the protocol.
 pub const PORT_DEFAULT: u16 = 10809;
 
-/// Length of a request's header.
+/// Length of a request's header in bytes.
 pub const REQUEST_BYTES: usize = 28;
-/// Length of a simple reply.
+/// Length of a simple reply in bytes, without data.
 pub const SIMPLE_REPLY_BYTES: usize = 16;
-/// Length of a chunk's header.
+/// Length of a chunk's header in bytes.
 pub const CHUNK_HEADER_BYTES: usize = 20;
-/// Zeroes after the reply to `EXPORT_NAME`, unless the client does without.
+/// Zeroes after the reply to `EXPORT_NAME`, unless the client set `HANDSHAKE_NO_ZEROES`.
 pub const EXPORT_NAME_ZEROES: usize = 124;
 
-/// Longest string (export name, query, message) that the protocol allows.
+/// Longest string (export name, query, message) in bytes that the protocol allows.
 pub const STRING_BYTES_MAX: usize = 4096;
-/// Largest payload of one read or write.
+/// Largest payload of one read or write in bytes.
 pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 
-/// Takes big-endian fields off the front of a slice; `None` when it is too short.
+/// Takes big-endian fields off the front of a slice. A field is `None` when the slice is too short.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reader<'a>(pub &'a [u8]);
 
@@ -213,7 +215,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Writes big-endian fields into a fixed buffer, counting.
+/// Writes big-endian fields into a fixed buffer and counts the bytes.
 pub(crate) struct Writer<'a> {
     out: &'a mut [u8],
     used: usize,
@@ -247,7 +249,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// The longest prefix of `text` of at most `bytes_max` bytes that ends between characters.
+/// The longest prefix of `text` that has at most `bytes_max` bytes and ends between characters.
 pub(crate) fn cut(text: &str, bytes_max: usize) -> &str {
     let mut end = text.len().min(bytes_max);
     while !text.is_char_boundary(end) {

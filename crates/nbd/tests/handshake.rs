@@ -1,4 +1,5 @@
-//! The server's handshake, byte by byte: what it answers, what it forgives, and what it does not.
+//! The server's handshake: its replies, the faults that it answers, and the faults that end the
+//! connection.
 
 use proptest::prelude::*;
 use tidepool_nbd::{
@@ -14,7 +15,7 @@ fn exports() -> [Export<'static>; 2] {
     [Export::new(7, "disk", 1 << 30), golden]
 }
 
-/// One handshake on which options are sent one at a time.
+/// One handshake in which options are sent one at a time.
 struct Talk {
     handshake: Handshake,
     exports: Vec<Export<'static>>,
@@ -41,7 +42,7 @@ impl Talk {
         (replies(option, &output), step)
     }
 
-    /// The type of the only reply to an option after which the handshake goes on.
+    /// Sends an option that has one reply and does not end the handshake; returns the reply's type.
     fn only(&mut self, option: u32, data: &[u8]) -> u32 {
         let (replies, step) = self.option(option, data);
         assert_eq!((replies.len(), step), (1, Step::Continue));
@@ -78,7 +79,7 @@ fn meta(name: &str, queries: &[&str]) -> Vec<u8> {
     [string(name), count, queries].concat()
 }
 
-/// Takes replies apart; they must all belong to the option.
+/// Decodes the replies to an option; all replies must belong to the option.
 fn replies(option: u32, mut bytes: &[u8]) -> Vec<(u32, Vec<u8>)> {
     let mut all = Vec::new();
     while !bytes.is_empty() {
@@ -133,7 +134,7 @@ fn abort_is_acknowledged_whatever_comes_with_it() {
     for data in [&b""[..], b"because"] {
         let mut talk = Talk::begin(FIXED);
         assert_eq!(talk.option(wire::OPT_ABORT, data), (vec![(wire::REP_ACK, Vec::new())], Step::Closed));
-        // Nothing is taken any more.
+        // The handshake takes no more bytes.
         let mut output = Vec::new();
         let after = talk.handshake.receive(b"more", &talk.exports[..], &mut output);
         assert_eq!((after, output.len()), (Ok((0, Step::Closed)), 0));
@@ -171,7 +172,7 @@ fn info_tells_what_was_asked_and_go_starts() {
         ]
     );
     assert_eq!(talk.only(wire::OPT_GO, &info("nothing", &[])), wire::REP_ERR_UNKNOWN);
-    // There are two exports, so none is the default.
+    // There are two exports, so no export is the default.
     assert_eq!(talk.only(wire::OPT_INFO, &info("", &[])), wire::REP_ERR_UNKNOWN);
     assert_eq!(talk.only(wire::OPT_GO, b"\0\0\0\x10disk\0\0"), wire::REP_ERR_INVALID);
     let (told, step) = talk.option(wire::OPT_GO, &info("disk", &[]));
@@ -220,7 +221,7 @@ fn long_options_are_skipped_and_absurd_ones_end_the_connection() {
     let absurd = message(4711, &vec![0; OPTION_SKIP_BYTES_MAX as usize + 1]);
     let error = ProtocolError::OptionTooLong { option: 4711, len: OPTION_SKIP_BYTES_MAX + 1 };
     assert_eq!(talk.send(&absurd[..16]), Err(error));
-    // EXPORT_NAME has no way to report an error.
+    // `EXPORT_NAME` has no reply that could report an error.
     let name = message(wire::OPT_EXPORT_NAME, &long);
     assert!(matches!(Talk::begin(FIXED).send(&name[..16]), Err(ProtocolError::OptionTooLong { .. })));
 }
@@ -334,7 +335,7 @@ fn no_more_than_one_option_is_held() {
     }
 }
 
-/// A whole handshake, and the first bytes of a request behind it.
+/// A whole handshake, and a few bytes behind it.
 fn whole() -> Vec<u8> {
     [
         &(FIXED | NO_ZEROES).to_be_bytes()[..],
@@ -350,7 +351,7 @@ fn whole() -> Vec<u8> {
     .concat()
 }
 
-/// Feeds pieces of the given lengths, over and over, until there is an outcome.
+/// Feeds pieces of the given lengths, over and over, until the handshake is over.
 fn feed(bytes: &[u8], pieces: &[usize]) -> (Vec<u8>, Step, usize) {
     let (exports, mut output) = (exports(), Vec::new());
     let mut handshake = Handshake::new(&mut output);
@@ -382,7 +383,7 @@ proptest! {
     }
 }
 
-/// One export that is not there at first.
+/// Has one export, which is not there at first.
 struct Late {
     is_here: std::cell::Cell<bool>,
     is_awaited: std::cell::Cell<bool>,
@@ -416,7 +417,7 @@ fn an_option_for_an_export_on_its_way_waits_and_is_answered_once_it_is_there_or_
             assert_eq!(talk.only(wire::OPT_STRUCTURED_REPLY, &[]), wire::REP_ACK);
             let mut output = Vec::new();
             let mut feed = |bytes: &[u8]| talk.handshake.receive(bytes, &exports, &mut output);
-            // What follows is left alone meanwhile.
+            // The option behind the waiting one is not taken meanwhile.
             let text = [message(option, &data), message(wire::OPT_ABORT, &[])].concat();
             let len = text.len() - message(wire::OPT_ABORT, &[]).len();
             assert_eq!(feed(&text), Ok((len, Step::Wait)));

@@ -1,4 +1,4 @@
-//! Other people's clients against the server codec.
+//! Clients of other projects against the server codec.
 
 use crate::support::{Server, Volume, run, run_well};
 
@@ -78,7 +78,7 @@ fn nbdcopy_brings_back_the_bytes_it_took() {
     let (from, to) = (server.file("from"), server.file("to"));
     let mut bytes = vec![0_u8; 64 * MIB];
     for (at, byte) in bytes.iter_mut().enumerate() {
-        // Data and holes, changing every 300 KiB or so.
+        // Of every three stretches of 300,000 bytes, the first is a hole and two are data.
         if at / 300_000 % 3 != 0 {
             *byte = (at as u32).wrapping_mul(2_654_435_761).to_be_bytes()[0] | 1;
         }
@@ -105,7 +105,8 @@ fn qemu_converts_compares_and_maps() {
     let map = run_well("qemu-img", "qemu-utils", &["map", "--output=json", "-f", "raw", &uri]);
     assert!(map.contains(r#""start": 1048576, "length": 3145728"#), "{map}");
 
-    // Unaligned to sectors, FUA, zeroes with and without unmapping, discard, flush.
+    // FUA, zeroes with and without unmapping, discard, flush, and a write that is not aligned to
+    // sectors.
     let text = io(&[
         "-f",
         "raw",
@@ -156,7 +157,7 @@ fn qemu_converts_compares_and_maps() {
     assert_eq!(server.errors(), [""; 0]);
 }
 
-/// The errors of the protocol's text, asked for by a client that was told not to prevent its own mistakes.
+/// The errors that the protocol prescribes. The client does not check its requests (strict mode 0).
 #[test]
 fn wrong_requests_get_their_errors_and_the_connection_lives() {
     let server = server();
@@ -252,7 +253,8 @@ assert chunks == [(2000 * 4096 + 40 * 1024 * 1024, 3 * 4096, nbd.READ_HOLE)], ch
     assert_eq!(server.errors(), [""; 0]);
 }
 
-/// Clients of every age: without structured replies, without fixed newstyle, by `EXPORT_NAME`, with TLS on offer.
+/// Old and cautious clients: without structured replies, without fixed newstyle, by `EXPORT_NAME`,
+/// with TLS allowed.
 #[test]
 fn old_and_cautious_clients_are_served() {
     let server = server();
@@ -339,7 +341,7 @@ fn fio_verifies_what_it_wrote() {
         "--verify=crc32c",
         "--do_verify=1",
         "--verify_fatal=1",
-        // It would leave a file behind.
+        // Without this option fio leaves a file behind.
         "--verify_state_save=0",
         "--randseed=3",
         "--output-format=terse",

@@ -1,4 +1,4 @@
-//! The client codec against other people's servers, and against ours.
+//! The client codec against servers of other projects, and against the server codec.
 
 use crate::support::{Server, TempDir, Volume};
 use std::io::{Read, Write};
@@ -10,14 +10,15 @@ use tidepool_nbd::{Command, Errno, NbdUri, wire};
 
 const MIB: u64 = 1 << 20;
 
-/// A foreign server, ended with the test.
+/// A server of another project, killed at the end of the test.
 struct Foreign {
     child: Child,
     dir: TempDir,
 }
 
-/// Somebody accepts connections there: a socket is in the file system a moment before that. Nobody connects to find out, because
-/// qemu-nbd serves one client at a time.
+/// Whether a server accepts connections on the socket. The socket is in the file system a moment
+/// before that. The test does not connect to find out, because qemu-nbd serves one client at a
+/// time.
 fn is_listening(socket: &Path) -> bool {
     const ACCEPTS: &str = "00010000";
     let all = std::fs::read_to_string("/proc/net/unix").expect("the kernel's list of sockets");
@@ -73,7 +74,7 @@ impl Drop for Foreign {
     }
 }
 
-/// A connection that keeps the first bytes that the server sends, for the corpus of the fuzz targets.
+/// A connection that keeps the first bytes from the server, for the corpus of the fuzz targets.
 struct Recorder {
     stream: Stream,
     received: Vec<u8>,
@@ -130,7 +131,7 @@ type Client = BlockingClient<Recorder>;
 
 fn connect(uri: &NbdUri, wanted: Wanted) -> Client {
     let stream = Stream::connect(uri).unwrap_or_else(|e| panic!("{e}"));
-    // So long that only a connection that hangs for good runs into it.
+    // The timeout is so long that only a connection that hangs for good reaches it.
     stream.set_timeout(Some(Duration::from_secs(120))).expect("a timeout on a fresh socket");
     let recorder = Recorder { stream, received: Vec::new() };
     BlockingClient::over(recorder, wanted).unwrap_or_else(|e| panic!("{uri}: {e}"))
@@ -148,7 +149,7 @@ fn pattern(len: usize, seed: u64) -> Vec<u8> {
         .collect()
 }
 
-/// Every command that the server offers, with the content checked afterwards.
+/// Uses every command that the server offers, and checks the content.
 fn exercise(client: &mut Client) {
     let size = client.size_bytes();
     assert!(size >= 48 * MIB);
@@ -299,7 +300,8 @@ fn our_server_understands_us_over_both_transports() {
     assert_eq!(server.errors(), [""; 0]);
 }
 
-/// What a server does not offer is refused before it is sent, and FUA becomes a flush.
+/// The client refuses a command that the server does not offer before the command is sent, and
+/// replaces FUA by a flush.
 #[test]
 fn a_server_with_fewer_features_is_taken_as_it_is() {
     let features = wire::FLAG_SEND_FLUSH;

@@ -1,4 +1,5 @@
-//! The protocol through the crate's public interface: one program, so that it is linked once.
+//! Tests of the protocol through the crate's public interface, all in one program, so that only one
+//! program has to be linked.
 
 mod handshake;
 mod interop_clients;

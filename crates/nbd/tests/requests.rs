@@ -112,7 +112,7 @@ fn a_read_only_export_is_not_written() {
     let mut session = session(true);
     session.flags = Export { read_only: true, ..Export::new(1, "disk", SIZE) }.transmission_flags(true);
     for kind in [wire::CMD_WRITE, wire::CMD_TRIM, wire::CMD_WRITE_ZEROES] {
-        // Also where the range is wrong: the export's state comes first.
+        // A wrong range changes nothing: read-only is checked before the range.
         for offset in [0, SIZE] {
             assert_eq!(refused(&session, 0, kind, offset, 512).errno, Errno::Perm);
         }
@@ -133,7 +133,7 @@ fn long_payloads_are_refused_and_absurd_ones_end_the_connection() {
     let len = WRITE_SKIP_BYTES_MAX + 1;
     let absurd = structured.request(&encode_request(0, wire::CMD_WRITE, 0, 0, len));
     assert_eq!(absurd, Err(ProtocolError::PayloadTooLong(len)));
-    // Without a payload the whole export goes at once.
+    // A command without a payload may cover the whole export.
     for kind in [wire::CMD_TRIM, wire::CMD_WRITE_ZEROES, wire::CMD_BLOCK_STATUS] {
         let all = structured.request(&encode_request(0, kind, 0, 0, SIZE as u32));
         assert!(matches!(all, Ok(Incoming::Execute(_))), "{kind}: {all:?}");
@@ -238,7 +238,7 @@ fn a_goodbye_is_found_behind_whole_requests_alone() {
     assert!(session.says_goodbye(&[&all[..], b"what follows does not count"].concat()));
     assert!(!session.says_goodbye(&[]) && !session.says_goodbye(&before));
     assert!((1..=goodbye.len()).all(|cut| !session.says_goodbye(&all[..all.len() - cut])));
-    // A good-bye inside of a payload is none.
+    // The bytes of a `DISC` inside a payload are no disconnect.
     let inside = [&encode_request(0, wire::CMD_WRITE, 1, 0, 512)[..], &goodbye].concat();
     assert!(!session.says_goodbye(&inside));
     assert!(!session.says_goodbye(&[&[0; wire::REQUEST_BYTES][..], &goodbye].concat()));

@@ -1,4 +1,5 @@
-//! Client codec and server codec against each other, with the bytes cut anywhere and the replies in any order.
+//! Client codec and server codec against each other, with the bytes cut anywhere and the replies in
+//! any order.
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -101,7 +102,8 @@ fn session(structured: bool) -> Session {
     }
 }
 
-/// The export's content is a function of the offset, with a hole in every other KiB.
+/// Whether the export has a hole at `offset`: every second KiB is a hole. The content is a function
+/// of the offset.
 fn is_hole(offset: u64) -> bool {
     (offset / 1024).is_multiple_of(2)
 }
@@ -110,13 +112,14 @@ fn byte(offset: u64) -> u8 {
     if is_hole(offset) { 0 } else { (offset % 251) as u8 + 1 }
 }
 
-/// The messages that a server answers a request with, in an order that it may choose. Reads become
-/// a chunk per KiB, holes told as such, in reverse order.
+/// The messages of a server's reply to a request, in an order that the protocol allows. A
+/// structured read that may be fragmented becomes one chunk per KiB, in reverse order; a hole
+/// becomes a hole chunk.
 fn answer(request: Request, structured: bool, fails: bool) -> Vec<Vec<u8>> {
     let Request { cookie, offset, len, command } = request;
     let mut head = [0; reply::HEAD_BYTES_MAX];
     if fails && structured && matches!(command, Command::Read { .. }) && len > 1 {
-        // Some data, an error at an offset, and the end.
+        // Data, an error at an offset, and the end of the reply.
         let used = reply::data(&mut head, cookie, offset, 1, false);
         let data = [&head[..used], &[byte(offset)]].concat();
         let used = reply::error_at(&mut head, cookie, Errno::Io, offset + 1, "lost", false);
@@ -251,7 +254,7 @@ proptest! {
             messages.reverse();
             queues.push(messages);
         }
-        // The chunks of one reply stay in order; those of different replies interleave.
+        // The chunks of one reply stay in order; chunks of different replies interleave.
         let mut stream = Vec::new();
         let mut order = order.iter().cycle();
         while !queues.is_empty() {
@@ -305,7 +308,7 @@ proptest! {
     }
 }
 
-/// A server's lies, and the line that the caller gets.
+/// Wrong replies of a server, and the error that the caller gets.
 #[test]
 fn replies_that_are_wrong_end_the_connection() {
     let read = Command::Read { df: false };
@@ -365,7 +368,7 @@ fn replies_that_are_wrong_end_the_connection() {
         assert!(error.contains(line), "{case}: {error}");
         assert!(pipeline.receive(&simple(0), &mut collected).is_err(), "{case}: it went on");
     }
-    // An error of an unknown kind fails the request and nothing else.
+    // An error of an unknown type fails its request and nothing else.
     let mut pipeline = Pipeline::new(&negotiated(true), 4);
     pipeline.submit(0, read, 4096, 512).expect("room and offered");
     let mut collected = Collected::default();
@@ -401,7 +404,8 @@ fn a_reply_to_an_earlier_request_is_not_taken_for_a_later_one() {
     assert_ne!(first[8..16], second[8..16]);
 }
 
-/// What a server says in a handshake, and how a client that wants structured replies and a context sees it.
+/// What a server sends in a handshake, and the outcome for a client that asks for structured
+/// replies and a context.
 mod servers {
     use super::*;
     use client::ClientError;
@@ -420,7 +424,7 @@ mod servers {
         .concat()
     }
 
-    /// The outcome, and the options that the client sent.
+    /// The outcome of the handshake, and the options that the client sent.
     fn meet(said: &[Vec<u8>]) -> (Result<Option<Negotiated>, ClientError>, Vec<u32>) {
         let wanted = Wanted { contexts: vec!["base:allocation".to_owned()], ..Wanted::new("disk") };
         let mut handshake = client::Handshake::new(wanted).expect("a proper wish");
@@ -451,11 +455,11 @@ mod servers {
     fn every_refusal_that_can_be_lived_with_is() {
         let greeting = GREETING.to_vec();
         let go = [reply(GO, wire::REP_INFO, EXPORT), reply(GO, ACK, b"")].concat();
-        // No structured replies: contexts are not asked for either.
+        // The server refuses structured replies: the client does not ask for contexts either.
         let said = [greeting.clone(), reply(SR, wire::REP_ERR_UNSUP, b"no"), go.clone()];
         let simple = outcome(&said, &[SR, GO]);
         assert_eq!((simple.size_bytes, simple.flags, simple.structured), (1 << 20, 1, false));
-        // No contexts.
+        // The server refuses contexts.
         let context = reply(SET, wire::REP_META_CONTEXT, b"\0\0\0\x09base:allocation");
         let said = [
             greeting.clone(),
@@ -467,7 +471,8 @@ mod servers {
         assert_eq!(outcome(&said, &[SR, SET, GO]).contexts, []);
         let said = [greeting.clone(), reply(SR, ACK, b""), context, reply(SET, ACK, b""), go];
         assert_eq!(outcome(&said, &[SR, SET, GO]).contexts, [(9, "base:allocation".to_owned())]);
-        // No GO; no fixed newstyle; zeroes or none.
+        // The server has no `GO` (and sends no zeroes), or no fixed newstyle (and sends the
+        // zeroes).
         let export = EXPORT[2..].to_vec();
         let unsupported = |option| reply(option, wire::REP_ERR_UNSUP, b"");
         let said = [greeting, unsupported(SR), unsupported(GO), export.clone()];

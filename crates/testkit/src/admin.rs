@@ -1,4 +1,4 @@
-//! Asks the daemon's admin API, without the daemon's own code.
+//! A client of the daemon's admin API, without the daemon's own code.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -9,9 +9,9 @@ use serde_json::Value;
 
 use crate::error::{Error, io};
 
-/// Longest wait for an answer: a drain answers when it is done.
+/// Longest wait for an answer: a drain is answered when the drain is done.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
-/// How often a wait looks at the status.
+/// Pause between two looks at the status.
 const POLL: Duration = Duration::from_millis(20);
 
 /// The admin API at a unix socket.
@@ -26,7 +26,7 @@ impl Admin {
         Admin { socket: socket.into() }
     }
 
-    /// Where it listens.
+    /// The socket of the API.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
@@ -41,12 +41,13 @@ impl Admin {
         self.call("GET", &format!("/v1/volumes/{name}"), None)
     }
 
-    /// Drains a volume; answers when everything acknowledged before is in the backend.
+    /// Drains a volume. The answer comes when everything that was acknowledged before is in the
+    /// backend.
     pub fn drain(&self, name: &str) -> Result<Value, Error> {
         self.call("POST", &format!("/v1/volumes/{name}/drain"), None)
     }
 
-    /// Waits until `what` is true of a volume's part of the status.
+    /// Waits until `what` is true of a volume's part of the status. Returns this part.
     pub fn wait_volume(
         &self,
         name: &str,
@@ -67,7 +68,7 @@ impl Admin {
         }
     }
 
-    /// Makes a call; an answer that reports a failure is an error.
+    /// Makes a call. An answer that reports a failure is an error.
     pub fn call(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, Error> {
         let (status, answer) = self.exchange(method, path, body)?;
         if (200..300).contains(&status) {
@@ -96,7 +97,7 @@ impl Admin {
     }
 }
 
-/// Status and body of an HTTP answer whose connection has been closed.
+/// The status and body of an HTTP answer that is complete.
 fn parse(answer: &[u8]) -> Option<(u16, Value)> {
     let text = std::str::from_utf8(answer).ok()?;
     let (head, body) = text.split_once("\r\n\r\n")?;
@@ -121,12 +122,12 @@ fn unchunk(mut body: &str) -> Option<String> {
     }
 }
 
-/// The number `name` of an object, also among its `counters`.
+/// The number `name` of an object, or of its `counters`.
 pub fn number(report: &Value, name: &str) -> Option<f64> {
     report[name].as_f64().or_else(|| report["counters"][name].as_f64())
 }
 
-/// Whether a volume's report says that whatever is acknowledged is in two logs.
+/// Whether a volume's report says that every acknowledged write is in the logs of both hosts.
 pub fn in_sync(volume: &Value) -> bool {
     volume["replication"]["in_sync"] == true
 }

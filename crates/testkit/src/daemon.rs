@@ -1,4 +1,5 @@
-//! The daemon as a child process: started, killed, started again with the same arguments.
+//! The daemon as a child process that a test can start, kill, and start again with the same
+//! arguments.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -15,17 +16,17 @@ use tidepool_lab::network::Namespace;
 
 use crate::error::{Error, io};
 
-/// Longest wait for `ready`.
+/// Longest wait for the line `ready`.
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
-/// Longest wait for an end that was asked for.
+/// Longest wait for the end of the daemon.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Runs the arguments where the kernel's boot id reads as what stands in the file that is named first.
+/// Shell script that runs its arguments with the content of the file `$0` as the kernel's boot id.
 const AS_IF_BOOTED: &str = "mount --bind \"$0\" /proc/sys/kernel/random/boot_id && exec \"$@\"";
-/// Runs what follows on a host of the name that is its first word.
+/// Shell script that runs its arguments with the host name `$0`.
 const AS_IF_NAMED: &str = "hostname \"$0\" && exec \"$@\"";
 
-/// A `tidepool serve` (or any other server that prints `ready`) under a test's control. Dropping it kills it.
+/// A `tidepool serve` under a test's control. Dropping the value kills the process.
 #[derive(Debug)]
 pub struct Daemon {
     program: PathBuf,
@@ -40,7 +41,9 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// `tidepool` with `arguments` (`serve …`), its error output going to files beginning with `log`. Not started yet.
+    /// A daemon that runs `tidepool` with `arguments` (`serve …`). The error output of each start
+    /// goes to a file of its own, whose name is `log`, a dot and the number of the start. The
+    /// daemon is not started yet.
     pub fn new<I>(arguments: I, log: impl Into<PathBuf>) -> Result<Daemon, Error>
     where
         I: IntoIterator,
@@ -59,8 +62,9 @@ impl Daemon {
         })
     }
 
-    /// From its next start on it waits ten times as long for other hosts as a release does: for a test of two hosts that is not about
-    /// these limits, on a machine that may be busy.
+    /// From its next start on, the daemon waits ten times as long for other hosts as the released
+    /// program does. For tests of two hosts that are not about these limits, on a machine that may
+    /// be busy.
     ///
     /// # Errors
     /// The program cannot be built.
@@ -69,7 +73,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// From its next start on it is the program of a release again.
+    /// From its next start on, the daemon has the limits of the released program again.
     ///
     /// # Errors
     /// The program cannot be built.
@@ -78,28 +82,28 @@ impl Daemon {
         Ok(())
     }
 
-    /// What it takes for the boot of its host from its next start on is what stands in this file. That needs root.
+    /// From its next start on, the daemon reads the boot id of its host from this file. Needs root.
     pub fn set_boot(&mut self, boot: PathBuf) {
         self.boot = Some(boot);
     }
 
-    /// What its host is called from its next start on. That needs root.
+    /// From its next start on, the daemon runs with this host name. Needs root.
     pub fn set_host(&mut self, name: &str) {
         self.host = Some(name.to_owned());
     }
 
-    /// From its next start on it is in this network namespace. That needs root.
+    /// From its next start on, the daemon runs in this network namespace. Needs root.
     pub fn set_network(&mut self, namespace: Namespace) {
         self.network = Some(namespace);
     }
 
-    /// Starts it and waits for its line `ready`; returns how long that took.
+    /// Starts the daemon and waits for its line `ready`. Returns the time that this took.
     pub fn start(&mut self) -> Result<Duration, Error> {
         self.start_unready()?;
         self.wait_ready()
     }
 
-    /// Starts it without waiting: to kill it while it recovers.
+    /// Starts the daemon without waiting, so that a test can kill the daemon while it recovers.
     pub fn start_unready(&mut self) -> Result<(), Error> {
         assert!(self.process.is_none(), "the daemon runs already");
         self.starts += 1;
@@ -125,7 +129,8 @@ impl Daemon {
             Process::spawn(command).map_err(io(format!("cannot start {}", self.program.display())))?;
         let output = process.child().stdout.take().expect("its output is piped");
         let (sender, lines) = channel();
-        // The thread ends with the daemon's output; until then it keeps the pipe from filling up.
+        // The thread ends with the daemon's output. Until then the thread keeps the pipe from
+        // filling up.
         std::thread::spawn(move || {
             for text in BufReader::new(output).lines().map_while(Result::ok) {
                 let _ = sender.send(text);
@@ -136,19 +141,21 @@ impl Daemon {
         Ok(())
     }
 
-    /// Whether it has printed `ready` since it was started with [`Daemon::start_unready`].
+    /// Whether the daemon has printed `ready`. After [`Daemon::start_unready`] each line counts for
+    /// one call only, so a later call returns false again. True before the first start and after
+    /// [`Daemon::wait_ready`].
     pub fn is_ready(&self) -> bool {
         self.lines.as_ref().is_none_or(|lines| lines.try_iter().any(|line| line == "ready"))
     }
 
-    /// Whether it has `path` open.
+    /// Whether the daemon has `path` open.
     pub fn has_open(&self, path: &Path) -> bool {
         let files = self.id().map(|id| std::fs::read_dir(format!("/proc/{id}/fd")));
         let Some(Ok(files)) = files else { return false };
         files.flatten().any(|file| std::fs::read_link(file.path()).is_ok_and(|target| target == path))
     }
 
-    /// Waits for the line `ready`; returns how long that took.
+    /// Waits for the line `ready`. Returns the time that this took.
     pub fn wait_ready(&mut self) -> Result<Duration, Error> {
         let start = Instant::now();
         let line = self.lines.take().expect("the daemon was started");
@@ -175,26 +182,26 @@ impl Daemon {
         }
     }
 
-    /// Kills it (SIGKILL) and waits until it is gone.
+    /// Kills the daemon (SIGKILL) and waits for its end.
     pub fn kill(&mut self) -> Result<(), Error> {
         let mut process = self.process.take().expect("the daemon runs");
         process.kill().map_err(io("cannot kill the daemon"))?;
         Ok(())
     }
 
-    /// Asks it to end (SIGTERM) and waits for that.
+    /// Asks the daemon to end (SIGTERM) and waits for its end.
     pub fn terminate(&mut self) -> Result<ExitStatus, Error> {
         self.signal(Signal::TERM)?;
         self.wait()
     }
 
-    /// Sends a signal.
+    /// Sends a signal to the daemon.
     pub fn signal(&self, signal: Signal) -> Result<(), Error> {
         let process = self.process.as_ref().expect("the daemon runs");
         process.signal(signal).map_err(io("cannot signal the daemon"))
     }
 
-    /// Waits for its end.
+    /// Waits for the daemon's end.
     pub fn wait(&mut self) -> Result<ExitStatus, Error> {
         let process = self.process.as_mut().expect("the daemon runs");
         let Some(status) = process.wait(END_TIMEOUT).map_err(io("cannot wait for the daemon"))? else {
@@ -208,22 +215,22 @@ impl Daemon {
         Ok(status)
     }
 
-    /// Whether it still runs.
+    /// Whether the daemon still runs.
     pub fn runs(&mut self) -> bool {
         self.process.as_mut().is_some_and(|process| matches!(process.try_wait(), Ok(None)))
     }
 
-    /// Its process id while it runs.
+    /// The daemon's process id while it runs.
     pub fn id(&self) -> Option<u32> {
         self.process.as_ref().map(Process::id)
     }
 
-    /// Its arguments.
+    /// The daemon's arguments.
     pub fn arguments(&self) -> &[OsString] {
         &self.arguments
     }
 
-    /// Replaces its arguments for the next start.
+    /// Replaces the daemon's arguments for the next start.
     pub fn set_arguments<I>(&mut self, arguments: I)
     where
         I: IntoIterator,
@@ -232,38 +239,38 @@ impl Daemon {
         self.arguments = arguments.into_iter().map(Into::into).collect();
     }
 
-    /// The file with the error output of its latest start.
+    /// The file with the error output of the latest start.
     pub fn log_path(&self) -> PathBuf {
         let mut name = self.log.clone().into_os_string();
         name.push(format!(".{}", self.starts));
         name.into()
     }
 
-    /// The directory of its own small files.
+    /// The daemon's state directory.
     pub fn state(&self) -> PathBuf {
         let mut name = self.log.clone().into_os_string();
         name.push(".state");
         name.into()
     }
 
-    /// The error output of its latest start.
+    /// The error output of the latest start.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.log_path()).unwrap_or_default()
     }
 
-    /// The last lines of its error output, on one line.
+    /// The last lines of the latest start's error output, on one line.
     pub fn log_tail(&self) -> String {
         tail(&self.log())
     }
 }
 
-/// The last lines of a text, joined to one.
+/// The last five lines of a text that are not empty, joined to one line.
 pub(crate) fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     lines[lines.len().saturating_sub(5)..].join(" / ")
 }
 
-/// Runs `tidepool` with `arguments` to its end.
+/// Runs `tidepool` with `arguments` and waits for its end.
 pub fn run<I>(arguments: I) -> Result<std::process::Output, Error>
 where
     I: IntoIterator,
@@ -280,7 +287,7 @@ where
 struct Program {
     package: &'static str,
     name: &'static str,
-    /// The environment variable that names its path.
+    /// The environment variable that names the program's path.
     variable: &'static str,
     path: OnceLock<Result<PathBuf, String>>,
 }
@@ -296,7 +303,8 @@ static LONG_LIMITS: Program = Program {
     path: OnceLock::new(),
 };
 
-/// The path of the `tidepool` binary: `TIDEPOOL_BIN`, or the one that cargo builds next to the running program.
+/// The path of the `tidepool` binary: `TIDEPOOL_BIN`, or the binary that cargo builds next to the
+/// running program.
 pub fn tidepool() -> Result<&'static Path, Error> {
     TIDEPOOL.path()
 }
@@ -316,7 +324,8 @@ impl Program {
     }
 }
 
-/// Builds a binary with the profile and into the target directory of the running program.
+/// Builds a binary with the profile of the running program, into the target directory of the
+/// running program.
 fn build(package: &str, name: &str) -> Result<PathBuf, Error> {
     let program = std::env::current_exe().map_err(io("cannot find the running program"))?;
     let directory = program.ancestors().find(|path| path.join("deps").is_dir()).ok_or_else(|| Error::Io {

@@ -1,4 +1,4 @@
-//! What can go wrong in a test's own machinery, and the one thing that must not happen.
+//! Errors of the test machinery, and violations: data that is lost, stale or foreign.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,17 +10,17 @@ use crate::stamps::Violation;
 /// Why a step of a test failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Data was lost, stale or foreign.
+    /// Data is lost, stale or foreign.
     #[error("after {requests} requests of seed {seed}: {violation}")]
     Violation {
         /// The seed of the run.
         seed: u64,
         /// Requests sent until then.
         requests: u64,
-        /// What was found.
+        /// The wrong sector.
         violation: Violation,
     },
-    /// The server failed a request.
+    /// The server answered a request with an error.
     #[error("the server answered errno {errno} to {request}")]
     Refused {
         /// The errno.
@@ -28,28 +28,29 @@ pub enum Error {
         /// The request.
         request: String,
     },
-    /// The server broke the protocol, or the negotiation failed.
+    /// An NBD server broke the protocol, refused an option, or has too small an export. Also a
+    /// failure that the admin API or QEMU's monitor reported.
     #[error("NBD: {0}")]
     Protocol(String),
     /// The connection ended.
     #[error("the connection to the server has ended")]
     Disconnected,
-    /// Something did not come in time.
+    /// Something did not happen in time.
     #[error("{what} did not come within {limit:?}{hint}")]
     Timeout {
-        /// What.
+        /// What did not happen.
         what: String,
-        /// How long was waited.
+        /// The time limit.
         limit: Duration,
-        /// Where to look, or the last lines of a log.
+        /// More about the state, for example the last lines of a log.
         hint: String,
     },
     /// A program ended before it should.
     #[error("{program} ended with {status}: {log}")]
     Ended {
-        /// Which program.
+        /// The program.
         program: String,
-        /// How.
+        /// The exit status or the signal.
         status: String,
         /// The last lines of its error output.
         log: String,
@@ -59,7 +60,7 @@ pub enum Error {
     Missing {
         /// The program.
         program: String,
-        /// The Debian package that brings it.
+        /// The Debian package that contains the program.
         package: String,
     },
     /// A file, socket or process could not be used.
@@ -67,18 +68,18 @@ pub enum Error {
     Io {
         /// What was tried.
         what: String,
-        /// Why it failed.
+        /// The cause.
         source: std::io::Error,
     },
-    /// What a guest boots could not be made.
+    /// The kernel or root of a guest could not be found or made.
     #[error(transparent)]
     Vm(#[from] tidepool_lab::vm::VmError),
-    /// A guest did not do what it was told.
+    /// A command in a guest failed, or the guest did not answer, migrate or end in time.
     #[error("guest: {what}; its console is in {console}")]
     Guest {
         /// What went wrong.
         what: String,
-        /// The file with everything that the console printed.
+        /// The file with everything that the guest's console has printed.
         console: PathBuf,
     },
 }

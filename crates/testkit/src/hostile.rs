@@ -1,4 +1,5 @@
-//! Clients of the NBD protocol that send what they like, need not read the answers, and ask for as much work as they can.
+//! NBD clients that send arbitrary bytes, may leave replies unread, and request as much work as
+//! they can.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -16,28 +17,29 @@ const SET_META_CONTEXT: u32 = 10;
 const LIST: u32 = 3;
 const READ: u16 = 0;
 const BLOCK_STATUS: u16 = 7;
-/// Requests that a connection sends at once.
+/// Requests that a connection sends in one batch, in an attack that repeats one request or option.
 pub const PIPELINED: usize = 64;
-/// Requests of attacks that go to one place after the other, until they come back to the first.
+/// Requests in one batch of an attack that moves from one offset to the next; then the batch
+/// repeats.
 const PLACES: u64 = 4096;
-/// Bytes of a request without data.
+/// Bytes of a request without a payload.
 const REQUEST_BYTES: usize = 28;
-/// How often a sender looks whether it is over.
+/// Longest time that a sender blocks in a send before it checks whether the attack is over.
 const LOOK: Duration = Duration::from_millis(50);
-/// Pause of a client that was sent away.
+/// Pause of a client whose connection was refused, before it connects again.
 const AWAY: Duration = Duration::from_millis(5);
 /// Longest wait for an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
-/// A connection to the server.
+/// A connection to an NBD server.
 #[derive(Debug)]
 pub struct Raw(pub UnixStream);
 
 impl Raw {
-    /// Connects and says hello.
+    /// Connects, receives the greeting and sends the client flags.
     ///
     /// # Errors
-    /// It is sent away, or nobody answers.
+    /// The server refuses the connection, closes it, or does not answer.
     pub fn connect(socket: &Path) -> io::Result<Raw> {
         let mut stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(ANSWER_MAX))?;
@@ -47,10 +49,11 @@ impl Raw {
         Ok(Raw(stream))
     }
 
-    /// In the transmission phase of an export, with structured replies and `base:allocation`.
+    /// Connects and enters the transmission phase of an export, with structured replies and
+    /// `base:allocation`.
     ///
     /// # Errors
-    /// It is sent away, or nobody answers.
+    /// The server refuses the connection or an option, closes the connection, or does not answer.
     pub fn of_export(socket: &Path, export: &str) -> io::Result<Raw> {
         let mut raw = Raw::connect(socket)?;
         raw.option(STRUCTURED, &[])?;
@@ -82,7 +85,7 @@ impl Raw {
         bytes
     }
 
-    /// Reads the answers to an option up to the last, which must be good.
+    /// Reads the replies to an option up to the last one. An error reply is an error.
     fn answered(&mut self) -> io::Result<()> {
         loop {
             let mut head = [0; 20];
@@ -115,19 +118,21 @@ impl Raw {
 /// What a connection sends over and over.
 #[derive(Debug)]
 pub enum Attack {
-    /// Requests without data, as bytes.
+    /// Requests without a payload, as bytes.
     Requests(Vec<u8>),
-    /// Options of a handshake that does not end.
+    /// Options of a handshake that never ends.
     Options,
 }
 
-/// What asks for as much work as it can, and what it is called. The first `cached_bytes` of the volume are cached, every second block.
+/// The attacks with their names. The attacks assume that of the first `cached_bytes` bytes of the
+/// volume every second block is cached, beginning with block 0.
 pub fn attacks(cached_bytes: u32) -> [(&'static str, Attack); 6] {
     let many = |kind, len| Attack::Requests(Raw::request(kind, 0, len).repeat(PIPELINED));
     let each = |request: &dyn Fn(u64) -> Vec<u8>| Attack::Requests((0..PLACES).flat_map(request).collect());
-    // Each second block is cached, so that each read is one of the device.
+    // These are the offsets of the cached blocks, so every read is a hit on the cache device.
     let read = |number| Raw::request(READ, number * 8192 % u64::from(cached_bytes), 4096);
-    // Parts of blocks, which are changed one after the other: half of them are of one block.
+    // Each request zeroes one sector of a block. Every second request is for block 0, the others
+    // are for different blocks.
     let part = |number: u64| Raw::request(WRITE_ZEROES, number % 2 * number * 4096 + 512, 512);
     [
         ("options", Attack::Options),
@@ -139,7 +144,7 @@ pub fn attacks(cached_bytes: u32) -> [(&'static str, Attack); 6] {
     ]
 }
 
-/// All attacks are over when it is dropped, also where a test fails beside them.
+/// Ends all attacks when it is dropped, also when the test that holds it panics.
 #[derive(Debug)]
 pub struct End<'a>(pub &'a AtomicBool);
 
@@ -149,7 +154,8 @@ impl Drop for End<'_> {
     }
 }
 
-/// Sends to an export without a pause, and throws away what comes back, until it is over. A sender that is sent away comes again.
+/// Sends to an export without a pause and discards the replies, until `over` is set. After the
+/// server closes the connection, the client connects again.
 pub fn attack((socket, export): (&Path, &str), attack: &Attack, over: &AtomicBool, sent: &AtomicU64) {
     while !over.load(Ordering::Relaxed) {
         let connected = match attack {
@@ -173,7 +179,7 @@ pub fn attack((socket, export): (&Path, &str), attack: &Attack, over: &AtomicBoo
     }
 }
 
-/// Until it is over, or the server hangs up.
+/// Sends until `over` is set or the server closes the connection.
 fn send(raw: &Raw, attack: &Attack, over: &AtomicBool, sent: &AtomicU64) {
     let bytes = match attack {
         Attack::Requests(bytes) => bytes.clone(),
@@ -197,11 +203,12 @@ fn send(raw: &Raw, attack: &Attack, over: &AtomicBool, sent: &AtomicU64) {
     }
 }
 
-/// This thread gives way to all others: the attackers are not to take the processors from the kernel's own threads, some of which finish
-/// what the disk has done, nor from those who measure.
+/// Gives the calling thread the scheduling class SCHED_IDLE. So attackers do not take processors
+/// from the kernel's own threads, some of which complete disk I/O, or from threads that measure.
 pub fn step_back() {
     let none = libc::sched_param { sched_priority: 0 };
-    // SAFETY: this thread alone is named, and the parameters outlive the call. A kernel that refuses changes nothing.
+    // SAFETY: only the calling thread is named, and the parameters outlive the call. If the kernel
+    // refuses, nothing changes.
     unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const none) };
 }
 

@@ -1,10 +1,12 @@
-//! What the tests of real parts stand on.
+//! What the tests that run real programs share.
 //!
-//! - [`stamps`]: workloads whose every sector tells who wrote it, checked on every read and after every crash.
-//! - [`nbd`]: the plain NBD client that they use, sharing no code with the server.
-//! - [`admin`]: the admin API from outside.
+//! - [`stamps`]: workloads in which every written sector carries the identity of its write. Every
+//!   read is checked, also after a crash of the server.
+//! - [`nbd`]: the plain NBD client of the workloads, which shares no code with the server.
+//! - [`admin`]: a client of the admin API.
 //! - [`daemon`]: the daemon as a child process that is killed and started again.
-//! - [`guest`]: a QEMU guest with Debian's kernel and a tiny root, driven over its serial console.
+//! - [`guest`]: a QEMU guest with Debian's kernel and a tiny root, controlled over its serial
+//!   console.
 //! - [`Cluster`]: throw-away Ceph clusters.
 
 pub mod admin;
@@ -25,15 +27,17 @@ pub use error::Error;
 pub use server::Server;
 pub use tidepool_lab::{Cluster, ClusterOptions, Process, Scratch};
 
-/// Held by a test that starts real parts (daemons, clusters, guests): such tests of one program run one after the other, whatever
-/// the number of test threads, so that they do not starve each other.
+/// A lock for tests that start real programs (daemons, clusters, guests). While they hold it, such
+/// tests of one program run one after the other, whatever the number of test threads, and do not
+/// starve each other.
 pub fn one_at_a_time() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
-    // A test that failed while it held the turn does not make the others fail.
+    // A test that failed while it held the lock does not make other tests fail.
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Fails unless `program` is on the PATH, naming the Debian `package` that brings it.
+/// Fails unless `program` is on the PATH. The error names the Debian `package` that contains the
+/// program.
 pub fn need(program: &str, package: &str) -> Result<(), Error> {
     let found = std::env::var_os("PATH")
         .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()));

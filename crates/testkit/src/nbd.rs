@@ -1,6 +1,7 @@
-//! A plain NBD client for workloads: simple replies, many requests in flight, nothing else.
+//! A plain NBD client for workloads: simple replies and many requests in flight, nothing else.
 //!
-//! It shares no code with the server's codec on purpose: a misreading of the protocol that both sides shared would never show.
+//! The client shares no code with the server's codec on purpose: a misreading of the protocol that
+//! both sides shared would never show.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -15,13 +16,13 @@ use crate::error::{Error, io};
 
 pub use tidepool_lab::nbd::{Command, Export, FLUSH, READ, WRITE};
 
-/// Disconnect command.
+/// The command that disconnects.
 pub const DISCONNECT: u16 = 2;
-/// Trim command.
+/// The command that discards.
 pub const TRIM: u16 = 4;
-/// Write-zeroes command.
+/// The command that writes zeroes.
 pub const WRITE_ZEROES: u16 = 6;
-/// Force unit access, as a flag of a command.
+/// Command flag: force unit access.
 pub const FUA: u16 = 1;
 
 /// The half of a connection that sends.
@@ -36,7 +37,7 @@ pub struct Receiver {
     stream: std::io::BufReader<SharedStream>,
 }
 
-/// One socket read through an `Arc`, so that the other half may shut it down.
+/// Reads one socket through an `Arc`, so that the other half can shut the socket down.
 #[derive(Debug)]
 struct SharedStream(Arc<UnixStream>);
 
@@ -57,27 +58,27 @@ pub fn connect(socket: &Path, export: &str) -> Result<(Export, Sender, Receiver)
 }
 
 impl Sender {
-    /// Sends one request; `payload` is what a write writes.
+    /// Sends one request. `payload` is the data of a write.
     pub fn send(&mut self, command: Command, payload: &[u8]) -> Result<(), Error> {
         let mut header = command.header().to_vec();
         header.extend(payload);
         (&*self.stream).write_all(&header).map_err(|_| Error::Disconnected)
     }
 
-    /// Ends the connection at once; the receiving half notices.
+    /// Ends the connection at once; the receiving half then reads the end of the connection.
     pub fn shutdown(&self) {
-        // The other side may be gone already.
+        // The other side may have closed the connection already.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
 impl Receiver {
-    /// The next reply's errno (0 for success) and cookie.
+    /// Receives a reply: its errno (0 for success) and cookie.
     pub fn reply(&mut self) -> Result<(u32, u64), Error> {
         Ok(nbd::reply(&mut self.stream)?)
     }
 
-    /// What follows the reply to a read.
+    /// Receives the data that follows the reply to a read.
     pub fn payload(&mut self, data: &mut [u8]) -> Result<(), Error> {
         self.stream.read_exact(data).map_err(|_| Error::Disconnected)
     }
@@ -100,12 +101,14 @@ impl Client {
         Ok(Client { export, sender, receiver, cookie: 0 })
     }
 
-    /// Gives up waiting for an answer after `limit`, as if the server were gone.
+    /// Limits the wait for an answer: a receive that takes longer than `limit` fails as if the
+    /// server had closed the connection.
     pub fn give_up_after(&self, limit: Duration) -> Result<(), Error> {
         self.sender.stream.set_read_timeout(Some(limit)).map_err(io("cannot limit the time of an answer"))
     }
 
-    /// Sends one request and waits; the errno of a refusal is in [`Error::Refused`].
+    /// Sends one request and waits for the reply. [`Error::Refused`] carries the errno of a
+    /// refusal.
     pub fn request(
         &mut self,
         kind: u16,

@@ -1,6 +1,6 @@
-//! A small generator of numbers that one seed reproduces.
+//! A small random number generator that one seed reproduces.
 
-/// SplitMix64: every seed is a good seed, and a sequence costs one word of state.
+/// SplitMix64: every seed is usable, and the state is one word.
 #[derive(Debug, Clone)]
 pub struct Rng(u64);
 
@@ -26,17 +26,19 @@ impl Rng {
     /// A number in `0..bound`; `bound` is at least 1.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "a range holds at least one number");
-        // The high half of the product is uniform up to 2^-64 * bound, which no test can notice.
+        // The high half of the product is uniform except for a bias of at most 2^-64 * bound, which
+        // no test can notice.
         ((u128::from(self.word()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// True in `percent` of all cases.
+    /// True with a probability of `percent` per cent.
     pub fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 }
 
-/// The seed of a test run: `TIDEPOOL_SEED` when it is set, else `default`. Printed, so that a failure can be replayed.
+/// The seed of a test run: `TIDEPOOL_SEED` if it is set to a number, else `default`. The seed is
+/// printed, so that a failure can be replayed.
 pub fn seed(default: u64) -> u64 {
     let seed = std::env::var("TIDEPOOL_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(default);
     println!("seed {seed} (replay with TIDEPOOL_SEED={seed})");

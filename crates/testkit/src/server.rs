@@ -1,4 +1,5 @@
-//! Other servers on a unix socket: what the machinery is tried with, and what measurements compare with.
+//! Servers of other projects on a unix socket: to test the test machinery, and to compare
+//! measurements with.
 
 use std::ffi::OsStr;
 use std::os::unix::net::UnixStream;
@@ -10,10 +11,10 @@ use tidepool_lab::Process;
 
 use crate::error::{Error, io};
 
-/// Longest wait for a server's socket.
+/// Longest wait until a server listens on its socket.
 const SOCKET_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A running server that listens on a unix socket. Dropping it kills it.
+/// A running server that listens on a unix socket. Dropping the value kills the server.
 #[derive(Debug)]
 pub struct Server {
     process: Process,
@@ -21,7 +22,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Runs `nbdkit` on `socket` with `arguments` (a plugin and its parameters, or filters before it).
+    /// Runs `nbdkit` on `socket` with `arguments`: a plugin and its parameters, and filters before
+    /// them.
     pub fn nbdkit<I>(socket: &Path, arguments: I) -> Result<Server, Error>
     where
         I: IntoIterator,
@@ -33,9 +35,9 @@ impl Server {
         Server::start(command, socket)
     }
 
-    /// Runs `command`, which is to listen on `socket`, and waits until it does.
+    /// Runs `command`, which has to listen on `socket`, and waits until it accepts a connection.
     pub fn start(mut command: Command, socket: &Path) -> Result<Server, Error> {
-        // A killed server leaves its socket behind.
+        // A killed server leaves its socket file behind.
         let _ = std::fs::remove_file(socket);
         let program = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::null()).stdout(Stdio::null());
@@ -55,12 +57,12 @@ impl Server {
         Ok(Server { process, socket: socket.into() })
     }
 
-    /// Where it listens.
+    /// The socket on which the server listens.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Kills it (SIGKILL) and waits until it is gone.
+    /// Kills the server (SIGKILL) and waits for its end.
     pub fn kill(mut self) -> Result<(), Error> {
         self.process.kill().map_err(io("cannot kill a server")).map(drop)
     }

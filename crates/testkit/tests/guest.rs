@@ -1,4 +1,5 @@
-//! A guest must survive the death of its server, find its files after its own, and notice a version that is lost.
+//! A guest must survive the death of its server, find its files after a crash of the guest itself,
+//! and notice a lost version.
 
 use std::time::Duration;
 

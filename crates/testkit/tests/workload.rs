@@ -1,4 +1,4 @@
-//! The checker is worth something only if it passes a server that keeps its word and catches one that does not.
+//! The checker must pass a server that keeps its promises, and catch a server that does not.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -11,7 +11,8 @@ const SIZE_BYTES: u64 = 32 << 20;
 
 fn file_server(scratch: &Scratch, image: &Path) -> Server {
     let file = format!("file={}", image.display());
-    // One request at a time, whatever connection it comes over: on a file in the page cache a read beside a write may see half of a sector, which no disk shows.
+    // nbdkit executes one request at a time, over all connections. Otherwise a read of a file in
+    // the page cache beside a write may return half of a sector, which no disk does.
     let words = ["--filter=noparallel", "file", &file, "serialize=all-requests"];
     Server::nbdkit(&scratch.join("nbd.sock"), words).expect("nbdkit serves a file")
 }
@@ -22,7 +23,7 @@ fn image(scratch: &Scratch) -> std::path::PathBuf {
     path
 }
 
-/// Runs the workload in the background and kills the server under it.
+/// Runs the workload in the background and kills the server meanwhile.
 fn kill_under_load(workload: &mut Workload, server: Server, after: Duration) {
     let never = AtomicBool::new(false);
     std::thread::scope(|scope| {

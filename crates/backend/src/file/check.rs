@@ -1,4 +1,4 @@
-//! The dry run of a file or device.
+//! The dry run of opening a file or device.
 
 use super::owner::{self, Located};
 use super::{Caching, FileShelf, Image, transport};
@@ -10,7 +10,7 @@ use rustix::fs::FileType;
 use std::path::Path;
 use uuid::Uuid;
 
-/// Looks at everything that opening the image would look at.
+/// Checks the image, its lock and its ownership record, and adds to the report what was found.
 pub(crate) fn check(path: &Path, options: &OpenOptions, report: &mut CheckReport) {
     let size = |image: &Image| {
         let way = if image.direct { "O_DIRECT" } else { "the page cache (O_DIRECT is not possible there)" };
@@ -22,7 +22,7 @@ pub(crate) fn check(path: &Path, options: &OpenOptions, report: &mut CheckReport
         return;
     };
     let located = Located::of(path, &image.file, options.state_dir.as_deref());
-    // Taken for a moment, and given back below.
+    // Taken for a moment, and released below.
     let lock = image.lock(options.read_only).and_then(|()| match &located {
         Ok(located) => located.sidecar.check_lock(&image.what, options.read_only),
         Err(_) => Ok(()),
@@ -73,7 +73,8 @@ pub(crate) fn check(path: &Path, options: &OpenOptions, report: &mut CheckReport
     report.would.push(continuity.plan());
 }
 
-/// How a device is reached by which other hosts may reach it, too; a file's lock and record are for all who see it.
+/// How a device is reached, if other hosts may reach it in this way too. `None` for a file: its
+/// record stands beside it, where every host that sees the file sees the record.
 fn shared_way(image: &Image) -> Option<&'static str> {
     let stat = rustix::fs::fstat(&image.file).ok()?;
     let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;

@@ -1,9 +1,12 @@
-//! What the kernel has counted on a block device: whether anybody has written to it since its cache let go of it.
+//! The kernel's counters of a block device: whether anything has written to the device since its
+//! cache released it.
 //!
-//! The counters tell something only where every write comes by this kernel and is counted: on a whole disk of this machine alone. Not on
-//! a partition, a device made of others or used by others, a disk in a network or in an enclosure that two hosts share, or what a
-//! hypervisor calls a disk. Of an RBD image that the kernel has mapped the image's header tells what the counters do not. A command that goes past the kernel's queue (`nvme format`, SG_IO) is not counted. Drivers of disks in memory count
-//! what they like.
+//! The counters tell something only where every write goes through this kernel and is counted: on a
+//! whole disk of this machine alone. They tell nothing on a partition, on a device that consists of
+//! others or is used by others, on a disk in a network or in an enclosure that two hosts share, or
+//! on a hypervisor's virtual disk. For an RBD image that the kernel has mapped, the image's header
+//! tells what the counters do not. A command that bypasses the kernel's queue (`nvme format`,
+//! SG_IO) is not counted. The counters of memory disks are not reliable.
 
 use super::mapped;
 use super::same::{self, in_sys};
@@ -17,24 +20,26 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counted {
     boot_id: String,
-    /// The number that no other disk gets in this boot.
+    /// Number of the disk (`diskseq`), which no other disk gets in this boot.
     sequence: String,
     /// Sectors written. (A flush counts as a write of none.)
     written: u64,
     /// Sectors discarded.
     discarded: u64,
-    /// Of an RBD image that the kernel has mapped: version of the header, which other clients change before they write.
+    /// Version of the header of an RBD image that the kernel has mapped; other clients change it
+    /// before they write.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     header: Option<u64>,
 }
 
 impl Counted {
-    /// Both were counted from one beginning on: in one boot of the host, while the disk was there.
+    /// Whether both were counted from the same start: in one boot of the host, while the disk was
+    /// present.
     pub(super) fn goes_on_from(&self, other: &Counted) -> bool {
         self.boot_id == other.boot_id && self.sequence == other.sequence
     }
 
-    /// No other client of the cluster has had the image in between.
+    /// Whether no other client of the cluster has had the image in between.
     pub(super) fn has_header_of(&self, other: &Counted) -> bool {
         self.header == other.header
     }
@@ -42,23 +47,24 @@ impl Counted {
 
 /// Where the kernel's trees are.
 struct Kernel<'a> {
-    /// The directory of the disk, without links.
+    /// Directory of the disk in sysfs, without links.
     disk: PathBuf,
     /// `/sys/module`.
     modules: &'a Path,
-    /// The machine is a virtual one.
+    /// The machine is virtual.
     virtual_machine: bool,
 }
 
-/// What is counted on a device now; `None` where the counters tell nothing.
+/// The counters of a device now; `None` where they tell nothing.
 pub(super) fn now(device: u64) -> Option<Counted> {
     let disk = in_sys(device).canonicalize().ok()?;
     let processors = fs::read_to_string("/proc/cpuinfo").ok()?;
-    // Other processors do not tell.
+    // Only x86-64 processors report a hypervisor.
     let virtual_machine =
         !cfg!(target_arch = "x86_64") || processors.split_whitespace().any(|flag| flag == "hypervisor");
     let kernel = Kernel { disk, modules: Path::new("/sys/module"), virtual_machine };
-    // Read first: who writes afterwards is counted.
+    // Read before the counters: whatever this kernel writes from here on is in the counters, and
+    // another client that gets the image from here on changes the version.
     let header = match mapped::header_version(&kernel.disk) {
         Some(Ok(version)) => Some(version),
         Some(Err(why)) => {
@@ -89,7 +95,7 @@ impl Kernel<'_> {
             self.read("stat")?.split_whitespace().map(|number| number.parse().ok()).collect();
         let numbers = numbers?;
         let at = |index: usize| numbers.get(index).copied();
-        // What is under way is counted when it is done.
+        // A request in flight is counted when it is done.
         if at(8)? != 0 || boot_id.is_empty() {
             return None;
         }
@@ -97,12 +103,14 @@ impl Kernel<'_> {
         Some(Counted { boot_id, sequence: self.read("diskseq")?, written, discarded, header })
     }
 
-    /// Nobody else can reach it: a SATA or NVMe disk that has one way to it, in a machine that is no virtual one.
+    /// Whether no other machine can reach the disk: a SATA or NVMe disk with one path to it, in a
+    /// machine that is not virtual.
     fn is_of_this_machine(&self) -> bool {
         let names: Vec<String> = self.disk.iter().map(|part| part.to_string_lossy().into_owned()).collect();
         let Some((_, parents)) = names.split_last() else { return false };
         let on = |kind: &str| parents.iter().any(|parent| is_numbered(parent, kind));
-        // With this switched on, a disk that has several controllers is not found below one of them.
+        // With this parameter on, a disk that has several controllers is not found below one of
+        // them.
         let multipath = same::read(&self.modules.join("nvme_core/parameters/multipath"));
         let one_way = multipath.as_deref() == Some("Y");
         let of_one_controller =
@@ -117,12 +125,13 @@ mod tests {
 
     const STAT: &str = "  10 0 80 5   7 1 56 9   0 12 14   3 0 24 1   2 1\n";
 
-    /// A disk at a place in the kernel's tree, and what its files say beside or instead of the usual.
+    /// The counters of a disk at a place in sysfs; `files` are added to the usual files, or replace
+    /// them.
     fn counted(place: &str, files: &[(&str, &str)], virtual_machine: bool) -> Option<Counted> {
         counted_with(place, files, virtual_machine, None)
     }
 
-    /// One of which the header of its image is known.
+    /// As [`counted`], for a disk whose image has a known header version.
     fn counted_with(
         place: &str,
         files: &[(&str, &str)],
@@ -197,7 +206,8 @@ mod tests {
             (NVME, &[("device/transport", "tcp\n")], false),
             ("virtual/nvme-subsystem/nvme-subsys0/nvme0n1", &[], false),
             ("virtual/block/loop0", &[], false),
-            // What they discard is not counted, and a reset begins anew under the number that the disk has.
+            // Discards of these disks are not counted, and a reset starts the counters anew under
+            // the same disk number.
             ("virtual/block/zram0", &[], false),
             ("virtual/block/ram0", &[], false),
             ("virtual/block/nbd0", &[], false),

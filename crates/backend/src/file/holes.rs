@@ -1,4 +1,4 @@
-//! Where a file has nothing: what its file system tells by SEEK_DATA and SEEK_HOLE (lseek(2)).
+//! The holes of a file, as its file system reports them by SEEK_DATA and SEEK_HOLE (lseek(2)).
 
 use crate::file::Caching;
 use rustix::fs::{FileType, SeekFrom};
@@ -7,17 +7,19 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 use tidepool_engine::OwnObjects;
 
-/// Longest time that a file is looked at: it may be in a million pieces.
+/// Longest time for which a file is examined: it may be in a million pieces.
 const LOOK_MAX: Duration = Duration::from_secs(2);
-/// `f_type` of the file systems whose word is taken: ext2 to ext4, XFS, Btrfs, tmpfs (linux/magic.h). ZFS has told of holes where data had just
-/// been written (openzfs/zfs#15526); what a network's or a stacked file system passes on may be its word.
+/// `f_type` of the file systems whose answers are relied on: ext2 to ext4, XFS, Btrfs, tmpfs
+/// (linux/magic.h). ZFS has reported holes where data had just been written (openzfs/zfs#15526). A
+/// network or stacked file system may pass on the answers of ZFS, so it is not relied on either.
 const TRUSTED: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994];
 
-/// What a file of `size_bytes` bytes has of its own; `None` where that is not told. What was not looked at in time counts as own.
+/// The objects that a file of `size_bytes` bytes has of its own; `None` where that is not known.
+/// What was not examined in time counts as own.
 pub(super) fn own_objects(file: &OwnedFd, size_bytes: u64, caching: Caching) -> Option<OwnObjects> {
     let is_file = rustix::fs::fstat(file)
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
-    // A file that plays a pool is asked for everything, as the pool would be.
+    // A file that plays a pool gets every read, as the pool would: so its holes are not reported.
     if !is_file
         || caching == Caching::Played
         || !TRUSTED.contains(&(rustix::fs::fstatfs(file).ok()?.f_type as u64))

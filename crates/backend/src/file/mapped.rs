@@ -1,15 +1,15 @@
-//! What the kernel tells of an RBD image that it has mapped (`/dev/rbdN`).
+//! What the kernel reports about an RBD image that it has mapped (`/dev/rbdN`).
 
 use super::same::read;
 use crate::rbd::Mapped;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The directory of a mapped image in the kernel's tree (Documentation/ABI/testing/sysfs-bus-rbd).
+/// The directory of a mapped image in sysfs (Documentation/ABI/testing/sysfs-bus-rbd).
 struct Device(PathBuf);
 
 impl Device {
-    /// That of a disk; `None` if it is no mapped image.
+    /// The directory of a disk; `None` if the disk is no mapped image.
     fn of(disk: &Path) -> Option<Device> {
         let directory = disk.join("device").canonicalize().ok()?;
         directory.join("cluster_fsid").exists().then_some(Device(directory))
@@ -19,7 +19,8 @@ impl Device {
         read(&self.0.join(file))
     }
 
-    /// Names the image or snapshot in the cluster for ever.
+    /// A name that the image or snapshot keeps for as long as it exists, and that no other image or
+    /// snapshot gets.
     fn name(&self) -> Option<String> {
         let (fsid, pool, image) = (self.read("cluster_fsid")?, self.read("pool_id")?, self.read("image_id")?);
         let namespace = self.read("pool_ns").unwrap_or_default();
@@ -27,7 +28,7 @@ impl Device {
         Some(format!("{fsid}/{pool}/{namespace}/{image}@{snapshot}"))
     }
 
-    /// This is the only disk of this host that is the image.
+    /// Whether this is the only disk of this host that is the image; `None` if that is not known.
     fn is_only(&self) -> Option<bool> {
         let name = self.name()?;
         let devices = fs::read_dir(self.0.parent()?).ok()?.filter_map(Result::ok);
@@ -35,7 +36,8 @@ impl Device {
     }
 
     fn mapped(&self) -> Option<Mapped> {
-        // The line that has mapped it: monitors, options, pool, image. A secret may be among the options.
+        // The line with which the image was mapped: monitors, options, pool, image. The options may
+        // contain a secret.
         let options = self.read("config_info")?.split_whitespace().nth(1)?.to_owned();
         let user = options.split(',').find_map(|option| option.strip_prefix("name="))?.to_owned();
         Some(Mapped {
@@ -50,12 +52,13 @@ impl Device {
     }
 }
 
-/// What the image is called in its cluster; `None` if the disk is no mapped image.
+/// Name of the image in its cluster; `None` if the disk is no mapped image.
 pub(super) fn name(disk: &Path) -> Option<String> {
     Device::of(disk)?.name()
 }
 
-/// Version of the image's header, which every other client changes before it writes; `None` if the disk is no mapped image.
+/// Version of the image's header, which every other client changes before it writes; `None` if the
+/// disk is no mapped image.
 ///
 /// # Errors
 /// Why the header tells nothing, on one line.

@@ -1,11 +1,11 @@
 //! `file:`: a file or a block device.
 //!
-//! The image is opened once. The exclusive `flock` is on the very open file description that does the
-//! I/O: a process that is killed keeps it until the kernel has finished its requests, so that the
-//! next owner cannot be overtaken by a late write of the one before.
+//! The image is opened once. The exclusive `flock` is on the open file description that does the
+//! I/O. A process that is killed keeps this lock until the kernel has finished its requests, so
+//! that no late write of a former owner arrives after the next owner has the lock.
 //!
-//! O_DIRECT is used when the file system takes it for 512-byte transfers; otherwise the page cache
-//! is (tmpfs, devices with 4 KiB sectors).
+//! O_DIRECT is used where 512-byte transfers work with it. Otherwise the page cache is used (tmpfs,
+//! devices with 4 KiB sectors).
 
 mod check;
 mod counted;
@@ -45,22 +45,23 @@ pub(crate) use counted::Counted;
 pub(crate) use same::ImageId;
 pub(crate) use sidecar::{Lock, Sidecar, files, state_dir};
 
-/// How long an opener waits for a process that has died with requests in flight.
+/// Longest wait of an open for a lock holder that has died with requests in flight.
 const DYING_WAIT: Duration = Duration::from_secs(30);
-/// How long it waits for a holder that the system does not list.
+/// Longest wait of an open for a lock holder that the system does not list, and for a busy device.
 const UNLISTED_WAIT: Duration = Duration::from_secs(1);
-/// How long a close waits before it looks again whether something is in flight, in milliseconds: its events may be lost.
+/// How long a close waits before it looks again whether anything is in flight, in milliseconds: an
+/// event may be lost.
 const QUIESCE_POLL_MS: u32 = 20;
-/// How often it looks.
+/// Pause before a lock or a device is tried again.
 const DYING_POLL: Duration = Duration::from_millis(20);
 
-/// How a file is opened, beside [`OpenOptions`].
+/// How a file is accessed, beside [`OpenOptions`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Caching {
-    /// Past the page cache where possible; a flush reaches stable media.
+    /// Without the page cache where possible; a flush reaches stable media.
     Direct,
-    /// Through the page cache, and a flush waits for nothing: the file plays a pool whose writes are durable
-    /// when they complete.
+    /// With the page cache, and a flush completes at once: the file plays a pool whose writes are
+    /// durable when they complete.
     Played,
 }
 
@@ -70,27 +71,29 @@ struct FileBackend {
     size_bytes: u64,
     read_only: bool,
     caching: Caching,
-    /// What is to be written down at the release; `None` when read-only.
+    /// The record, which is written again at the release; `None` when read-only.
     ownership: Option<(Sidecar, Ownership)>,
     changes: Changes,
-    /// Brings the outcome of a change of the record, made on a thread of its own: stable media take their time.
+    /// Receives the outcome of a change of the record. The change is made on a thread of its own,
+    /// because it waits for stable media.
     changing: Option<Receiver<Result<Ownership, BackendError>>>,
     resizing: Option<Resizing>,
-    /// Writes the redo, where what is written goes by groups.
+    /// Writes the redo; `None` where the cache does not drain in groups.
     redo: Option<Writer>,
-    /// Dropped last: the image may be reached in another way, too.
+    /// Dropped last: it also excludes processes that reach the image in another way.
     record_lock: Option<Lock>,
 }
 
-/// A change of the size, on a thread of its own as well.
+/// A change of the size; it also is made on a thread of its own.
 struct Resizing {
     token: u64,
     size_bytes: u64,
     outcome: Receiver<io::Result<()>>,
 }
 
-/// Opens a file or block device. `prepare` makes what else is needed for the backend, given its event
-/// descriptor. The ownership is taken last, when nothing can fail any more that would leave it behind.
+/// Opens a file or block device. `prepare` makes what the caller needs besides the backend, given
+/// the backend's event descriptor. The ownership is taken after `prepare` and after the lock, so
+/// that their failure leaves no ownership behind. Only the redo is set up or removed after that.
 pub(crate) fn open<T>(
     path: &Path,
     options: &OpenOptions,
@@ -114,7 +117,7 @@ pub(crate) fn open<T>(
         record_lock: None,
     };
     let prepared = prepare(backend.ring.event_fd())?;
-    // The backend gives the lock up when it is dropped.
+    // Dropping the backend releases the lock.
     lock(&backend.what, backend.ring.file(), options.read_only)?;
     let Taken { ownership, generation, continuity, lock } =
         take(&backend.what, backend.ring.file(), path, options)?;
@@ -133,7 +136,7 @@ pub(crate) fn open<T>(
         }
     }
     backend.ownership = ownership;
-    // Where the image is only read, others may write what is a hole now.
+    // Where the image is opened for reading only, other processes may write what is a hole now.
     let own = match options.read_only {
         true => None,
         false => holes::own_objects(backend.ring.file(), size_bytes, caching),
@@ -150,7 +153,7 @@ pub(crate) fn open<T>(
     Ok((opened, prepared))
 }
 
-/// A locked image that has become ours; without ownership when read-only.
+/// A locked image whose ownership was taken; without ownership when read-only.
 struct Taken {
     ownership: Option<(Sidecar, Ownership)>,
     generation: u64,
@@ -167,7 +170,7 @@ fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Resul
     let Located { sidecar, record, .. } = &located;
     let cache_uuid = Uuid::from_bytes(options.cache_uuid);
     located.check_recognised(what, options)?;
-    // Before the record is believed: it may be about to change.
+    // The lock is taken before the record is relied on: without the lock the record may change.
     let lock = match record.is_none() && options.read_only {
         true => None,
         false => sidecar.lock(what, options.read_only)?,
@@ -196,7 +199,8 @@ fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Resul
     let Located { sidecar, record, identity, .. } = located;
     let taken_at = owner::stamp_now(file).map_err(|e| BackendError::io(what, "stat", e))?;
     let record = Ownership { image: Some(identity), taken_at, ..Ownership::taken(record.as_ref(), options) };
-    // A kill may have come before the last exchange was on stable media: what is written over next must not be the record.
+    // A kill may have come before the last exchange of files was on stable media: the file that is
+    // overwritten next must not be the record.
     let _ = sidecar.sync_directory();
     sidecar.write(&record)?;
     Ok(Taken { generation: record.generation, ownership: Some((sidecar, record)), continuity, lock })
@@ -217,7 +221,7 @@ pub(crate) fn abandon(path: &Path, state_dir: Option<&Path>) -> Result<Option<Ow
     Ok(Some(before))
 }
 
-/// Says which record is the image's; see [`crate::confirm`].
+/// Records which record belongs to the image; see [`crate::confirm`].
 pub(crate) fn confirm(
     path: &Path,
     state_dir: Option<&Path>,
@@ -231,7 +235,8 @@ pub(crate) fn confirm(
     confirmed
 }
 
-/// Makes an image the peer's; see [`crate::take_over`]. A lock is no fence: the owner must have let go of it.
+/// Makes an image the peer's; see [`crate::take_over`]. A lock is no fence: the owner must have
+/// released it.
 pub(crate) fn take_over(path: &Path, how: &TakeOver) -> Result<Ownership, BackendError> {
     let image = Image::open(path, false, Caching::Direct)?;
     image.lock(false)?;
@@ -245,24 +250,25 @@ pub(crate) fn take_over(path: &Path, how: &TakeOver) -> Result<Ownership, Backen
     taken
 }
 
-/// Who owns an image, and its redo.
+/// An image's name in messages, its ownership record, and the place of its redo.
 pub(crate) fn look(path: &Path, state_dir: Option<&Path>) -> Result<Remains, BackendError> {
     let image = Image::open(path, true, Caching::Direct)?;
     let Located { sidecar, record, .. } = Located::of(path, &image.file, state_dir)?;
     Ok((image.what, record, Box::new(FileShelf::new(&sidecar))))
 }
 
-/// An opened image before it is put to use.
+/// An opened image before it is used as a backend.
 pub(crate) struct Image {
     pub(crate) what: String,
     pub(crate) file: OwnedFd,
     pub(crate) size_bytes: u64,
-    /// Past the page cache.
+    /// Opened with O_DIRECT.
     pub(crate) direct: bool,
 }
 
 impl Image {
-    /// What users of this host other than its owner could do with it, in one line. A directory that they cannot enter keeps them away, too.
+    /// What users of this host other than the file's owner could do with the image, in one line.
+    /// `None` if they cannot open the file, or cannot enter its directory.
     fn open_to_others(&self, path: &Path) -> Option<String> {
         let stat = rustix::fs::fstat(&self.file).ok()?;
         let (is_file, mode) = (
@@ -281,16 +287,16 @@ impl Image {
         })
     }
 
-    /// Opens the image and checks that it can be one.
+    /// Opens the image and checks that it can be served.
     pub(crate) fn open(path: &Path, read_only: bool, caching: Caching) -> Result<Image, BackendError> {
         let what = path.display().to_string();
         let failed = |e: rustix::io::Errno| open_error(&what, path, read_only, e.into());
-        // The kind decides about the flags, and opening a FIFO or a tape would have effects of its own.
+        // The kind decides the flags; opening a FIFO or a tape would have effects of its own.
         let kind = FileType::from_raw_mode(rustix::fs::stat(path).map_err(failed)?.st_mode);
         let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
         let exclusive = match kind {
             FileType::RegularFile => OFlags::empty(),
-            // On a device O_EXCL asks the kernel that nobody has mounted or claimed it.
+            // On a device, O_EXCL fails if the device is mounted or claimed.
             FileType::BlockDevice if read_only => OFlags::empty(),
             FileType::BlockDevice => OFlags::EXCL,
             FileType::Directory => return Err(unfit(&what, "a directory; name a file or a block device")),
@@ -308,7 +314,8 @@ impl Image {
         let start = Instant::now();
         let (file, direct) = loop {
             match open() {
-                // The kernel lets go of a device a moment after the process that had it has ended or closed it.
+                // The kernel releases a device a moment after the process that used it has ended or
+                // closed it.
                 Err(rustix::io::Errno::BUSY) if start.elapsed() < UNLISTED_WAIT => {
                     std::thread::sleep(DYING_POLL);
                 }
@@ -337,14 +344,14 @@ impl Image {
         lock(&self.what, &self.file, read_only)
     }
 
-    /// Gives the lock up. Closing the file does that only when nobody else, not even the kernel for a moment, has
-    /// the same open file.
+    /// Releases the lock. Closing the file would do that only if nothing else, not even the kernel
+    /// for a moment, refers to the same open file description.
     pub(crate) fn unlock(&self) {
         unlock(&self.file);
     }
 }
 
-/// Takes the lock: shared to read, exclusive to write. A holder that has died is waited for.
+/// Takes the lock: shared to read, exclusive to write. Waits for a holder that has died.
 pub(crate) fn lock(what: &str, file: &OwnedFd, read_only: bool) -> Result<(), BackendError> {
     let start = Instant::now();
     loop {
@@ -354,7 +361,7 @@ pub(crate) fn lock(what: &str, file: &OwnedFd, read_only: bool) -> Result<(), Ba
         };
         let (dying, wait) = match holder {
             Some(pid) => (!Path::new(&format!("/proc/{pid}")).exists(), DYING_WAIT),
-            // Nobody is listed who was there a moment ago: it may just have let go.
+            // A holder that is not listed may just have released the lock.
             None => (true, UNLISTED_WAIT),
         };
         if !dying || start.elapsed() > wait {
@@ -369,7 +376,7 @@ pub(crate) fn lock(what: &str, file: &OwnedFd, read_only: bool) -> Result<(), Ba
     }
 }
 
-/// `None` when the lock was taken, else whose it is, as far as known.
+/// `None` when the lock was taken, otherwise the process that holds it, as far as known.
 fn try_lock(what: &str, file: &OwnedFd, read_only: bool) -> Result<Option<Option<u32>>, BackendError> {
     let operation = match read_only {
         true => FlockOperation::NonBlockingLockShared,
@@ -382,13 +389,13 @@ fn try_lock(what: &str, file: &OwnedFd, read_only: bool) -> Result<Option<Option
     }
 }
 
-/// Gives the lock up, see [`Image::unlock`].
+/// Releases the lock, see [`Image::unlock`].
 pub(crate) fn unlock(file: &OwnedFd) {
-    // Without a lock there is nothing to give up.
+    // Without a lock there is nothing to release.
     let _ = rustix::fs::flock(file, FlockOperation::Unlock);
 }
 
-/// For an image that has become another one since it was opened.
+/// The error for an image that has been replaced since it was opened.
 fn replaced(what: &str) -> BackendError {
     let why = "it was replaced while it was being opened; try again".into();
     BackendError::Unavailable { what: what.into(), why }
@@ -424,7 +431,8 @@ fn open_error(what: &str, path: &Path, read_only: bool, e: io::Error) -> Backend
     }
 }
 
-/// Opens past the page cache and proves with a read that 512-byte transfers work; `None` when they do not.
+/// Opens with O_DIRECT and proves with a read that 512-byte transfers work; `None` when they do
+/// not.
 fn open_direct(path: &Path, flags: OFlags) -> Option<OwnedFd> {
     let file = rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()).ok()?;
     let mut probe = AlignedBuf::zeroed(2 * SECTOR_BYTES);
@@ -432,7 +440,8 @@ fn open_direct(path: &Path, flags: OFlags) -> Option<OwnedFd> {
     Some(file)
 }
 
-/// Cuts or grows a file. A device has its size, which somebody else may have changed.
+/// Sets the size of a file. The size of a device is not changed here: an operator may have changed
+/// it before. `ENOSPC` if the device is smaller than `size_bytes`.
 fn set_size(file: &OwnedFd, size_bytes: u64) -> io::Result<()> {
     let kind = FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode);
     if kind == FileType::RegularFile {
@@ -473,7 +482,7 @@ fn command_of(pid: u32) -> String {
 }
 
 impl FileBackend {
-    /// Puts a change of the record in line.
+    /// Queues a change of the record, and starts it if no other change is being made.
     fn order_change(&mut self, token: u64, change: Change) {
         self.changes.order(token, change);
         self.start_change();
@@ -487,7 +496,7 @@ impl FileBackend {
             let (sender, outcome) = sync_channel(1);
             let started = self.ring.event().and_then(|event| {
                 let work = move || {
-                    // The receiver waits for this even when the backend is dropped.
+                    // The receiver stays until this is sent: dropping the backend waits for it.
                     let _ = sender.send(sidecar.change(&record, change, unsure));
                     mailbox::signal(&event);
                 };
@@ -503,7 +512,8 @@ impl FileBackend {
         }
     }
 
-    /// Takes the new record, if it is written.
+    /// Takes the outcome of a change of the record, if there is one, and reports the changes that
+    /// have ended.
     fn changed(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
         let outcome = self.changing.as_ref().and_then(|changing| changing.try_recv().ok());
         if let Some(outcome) = outcome {
@@ -523,13 +533,14 @@ impl FileBackend {
         }
     }
 
-    /// Gives the image another size. The driver's thread does not wait for the file system.
+    /// Gives the image another size, on a thread of its own: the calling thread does not wait for
+    /// the file system.
     fn resize(&mut self, token: u64, size_bytes: u64) {
         let (sender, outcome) = sync_channel(1);
         let started = self.ring.event().and_then(|event| {
             let file = self.ring.file().try_clone()?;
             let work = move || {
-                // The receiver waits for this even when the backend is dropped.
+                // The receiver stays until this is sent: dropping the backend waits for it.
                 let _ = sender.send(set_size(&file, size_bytes));
                 mailbox::signal(&event);
             };
@@ -541,7 +552,7 @@ impl FileBackend {
         }
     }
 
-    /// Takes the new size, if the image has it.
+    /// Takes the outcome of a resize, if there is one.
     fn resized(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
         let Some(resizing) = &self.resizing else { return };
         let Ok(result) = resizing.outcome.try_recv() else { return };
@@ -554,7 +565,7 @@ impl FileBackend {
         done(token, result.map_err(|e| IoError::Errno(e.raw_os_error().unwrap_or(libc::EIO))));
     }
 
-    /// Waits until nothing is in flight any more and drops the outcomes.
+    /// Waits until nothing is in flight, and drops the outcomes.
     fn quiesce(&mut self) {
         self.ring.quiesce();
         while !self.changes.is_idle()
@@ -569,7 +580,7 @@ impl FileBackend {
 
 impl Drop for FileBackend {
     fn drop(&mut self) {
-        // The lock must outlast the change of the record.
+        // The lock must be held until a change of the record has ended.
         self.quiesce();
         unlock(self.ring.file());
     }
@@ -657,7 +668,7 @@ impl Backend for FileBackend {
                 rustix::fs::fstat(file).map_err(|e| BackendError::io(&self.what, "stat", e))?.st_rdev;
             released.counted = counted::now(device);
         }
-        // The lock is given up with the backend, after the record says how the image was left.
+        // The lock is released with the backend, after the record says how the image was left.
         sidecar.write(&released)
     }
 }

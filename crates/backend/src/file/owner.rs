@@ -1,8 +1,9 @@
-//! Which ownership record is a file's or device's, and what it says of the image as it is now.
+//! Finding the ownership record of a file or device, and what the record says about the image as it
+//! is now.
 //!
-//! That of a file stands beside the image as `PATH.tidepool` (symbolic links resolved first). That of a
-//! block device stands in [`sidecar::state_dir`], under a name that means nothing: which device a record belongs to is said in it
-//! ([`ImageId`]), and a device's record is the one that says so. Names of devices come and go.
+//! The record of a file stands beside the image as `PATH.tidepool` (symbolic links resolved first).
+//! The record of a block device stands in [`sidecar::state_dir`] under a random name. To which
+//! device it belongs is said in the record itself ([`ImageId`]), because names of devices change.
 
 use super::counted;
 use super::replaced;
@@ -19,29 +20,29 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
-/// Time stamps of files move in steps of at most this much.
+/// Time stamps of files advance in steps of at most this much.
 const TIMESTAMP_STEP: Duration = Duration::from_millis(20);
 
-/// What the records of block devices are called: this, a number of their own, and [`SUFFIX`].
+/// Beginning of the names of records of block devices; a random uuid and [`SUFFIX`] follow.
 const DEVICE_PREFIX: &str = "device-";
-/// The name of the lock that is held while the record of a device is looked for and taken.
+/// Name of the lock that is held while the record of a device is looked for and taken.
 const TURN: &str = "devices";
 
-/// Where the record of an opened image stands, and what tells the image from others.
+/// Where the record of an opened image stands, and what distinguishes the image from others.
 #[derive(Debug)]
 pub(crate) struct Located {
     pub(crate) sidecar: Sidecar,
-    /// What stands there, if anything does.
+    /// The record, if there is one.
     pub(crate) record: Option<Ownership>,
     pub(crate) identity: ImageId,
-    /// Records of devices of which nothing says whether they are this one.
+    /// Records that are not clean and of which it is not known whether they are of this device.
     perhaps: Vec<(Sidecar, Ownership)>,
-    /// Those of devices with other names than this one has.
+    /// Records that are not clean and are of devices with other names than this device.
     others: Vec<(Sidecar, Ownership)>,
 }
 
 impl Located {
-    /// That of an opened image.
+    /// Finds the record of an opened image.
     pub(crate) fn of(path: &Path, file: &OwnedFd, state_dir: Option<&Path>) -> Result<Located, BackendError> {
         let what = path.display();
         let failed = |e: rustix::io::Errno| BackendError::io(&what, "stat", e);
@@ -83,7 +84,9 @@ impl Located {
         Ok(Located { record: sidecar.read()?, sidecar, identity, perhaps, others })
     }
 
-    /// The same while nobody else looks for the record of a device: two that reach one device would each make a record of their own.
+    /// Finds the record, and for a device also takes the lock that keeps other processes from
+    /// looking for a device's record meanwhile: two processes that reach one device would each make
+    /// a record of their own.
     pub(crate) fn in_turn(
         path: &Path,
         file: &OwnedFd,
@@ -97,7 +100,7 @@ impl Located {
         Ok((Located::of(path, file, state_dir)?, turn))
     }
 
-    /// Says that a device which is taken may be the one for which another cache holds data.
+    /// Warns that a device without a record may be the one for which another cache holds data.
     pub(crate) fn warn_of_others(&self, what: &str, cache_uuid: Uuid) {
         if self.record.is_some() {
             return;
@@ -111,13 +114,15 @@ impl Located {
         }
     }
 
-    /// Refuses a device without a record if data of the cache is to go there, and a record may be the device's. A cache that holds
-    /// nothing dirty of it is served as if there were none.
+    /// Refuses a device without a record if the cache has dirty data for it, and a record of this
+    /// cache may be the device's: a record that is not clean and whose device is not being served.
+    /// Its names may even differ. Without dirty data the device is served as one that no cache has
+    /// had.
     pub(crate) fn check_recognised(&self, what: &str, options: &OpenOptions) -> Result<(), BackendError> {
         if self.record.is_some() {
             return Ok(());
         }
-        // That of a device which is served is no question.
+        // A record whose lock is held belongs to a device that is being served.
         let is_free = |sidecar: &Sidecar| sidecar.check_lock(what, false).is_ok();
         let own = |records: &[(Sidecar, Ownership)]| -> Vec<String> {
             let own = records.iter().filter(|(_, record)| record.is_by(options.cache_uuid));
@@ -147,7 +152,7 @@ impl Located {
         Err(BackendError::Unrecognised { what: what.into(), why })
     }
 
-    /// Makes a record that may be the image's its own.
+    /// Makes a record that may be the image's the record of this image.
     pub(super) fn confirm(
         self,
         what: &str,
@@ -183,7 +188,8 @@ impl Located {
                 );
                 return refused(why);
             }
-            // A new enclosure or partition table gives a device other names: a user who names the record knows that.
+            // A new enclosure or partition table gives a device other names: a user who names the
+            // record knows that.
             (Some(path), several) => {
                 match several.iter().chain(&others).find(|(one, _)| one.path() == path) {
                     Some(one) => one,
@@ -205,12 +211,12 @@ impl Located {
             }
         };
         let _lock = chosen.lock(what, false)?;
-        // It may have been another one's until the lock was free.
+        // The record may have changed before the lock was free.
         let Some(found) = chosen.read()?.filter(|now| now.is_of(found)) else {
             return refused(format!("{} has changed meanwhile; try again", chosen.path().display()));
         };
         let now = stamp(file).map_err(|e| BackendError::io(what, "stat", e))?;
-        // A user who vouches for it vouches for its content.
+        // A user who vouches for the image vouches for its content, so its present state counts.
         let record = Ownership {
             image: Some(identity),
             stamp: found.stamp.as_ref().and(now.clone()),
@@ -221,12 +227,13 @@ impl Located {
         Ok(record)
     }
 
-    /// What the image is called at this moment: a path, or the kernel's name of a device.
+    /// Present name of the image: a path, or the kernel's name of a device.
     pub(crate) fn name(&self) -> &str {
         &self.identity.name
     }
 
-    /// That a device is not known again after a reboot; `None` where it is. The record of a file stands beside it.
+    /// A warning that a device cannot be recognised after a reboot; `None` where it can be, and for
+    /// a file, whose record stands beside it.
     pub(crate) fn forgets(&self) -> Option<String> {
         let forgets = self.sidecar.is_among_others() && !self.identity.lasts();
         forgets.then(|| {
@@ -239,7 +246,8 @@ impl Located {
     }
 }
 
-/// Where a file comes from that is mounted by itself, as `mount --bind` does with the name of a file; `None` for any other file.
+/// The source of a file that is mounted by itself, as `mount --bind` does with a single file;
+/// `None` for any other file.
 fn mounted_by_itself(file: &OwnedFd) -> Option<String> {
     let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
     if !stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
@@ -250,7 +258,8 @@ fn mounted_by_itself(file: &OwnedFd) -> Option<String> {
     let source = mounts.lines().find_map(|line| {
         let mut fields = line.split(' ');
         let is_it = fields.next() == Some(&id);
-        // Parent and device come before the path below the file system's root; type and name follow a dash.
+        // Parent and device come before the path below the file system's root; type and name follow
+        // a dash.
         let path = fields.nth(2).filter(|_| is_it)?;
         let device = fields.skip_while(|field| *field != "-").nth(2)?;
         Some(format!("{path} on {device}"))
@@ -258,7 +267,7 @@ fn mounted_by_itself(file: &OwnedFd) -> Option<String> {
     Some(source.unwrap_or_else(|| "the mount table does not tell which".into()))
 }
 
-/// Finds the record of a device. `earlier` is the name that an earlier release gave it.
+/// Finds the record of a device. `earlier` is the name that an earlier release gave the record.
 fn of_device(what: &str, identity: ImageId, dir: &Path, earlier: &Earlier) -> Result<Located, BackendError> {
     let (mut same, mut perhaps, mut others) = (Vec::new(), Vec::new(), Vec::new());
     for (sidecar, record) in device_records(dir)? {
@@ -301,7 +310,8 @@ fn sameness(record: &Ownership, identity: &ImageId) -> Sameness {
     record.image.as_ref().map_or(Sameness::Unknown, |image| image.compare(identity))
 }
 
-/// The records in a directory that say of which device they are; also those that have kept the name that an earlier release gave them.
+/// The records in a directory that say to which device they belong, also those that still have the
+/// name which an earlier release gave them.
 fn device_records(dir: &Path) -> Result<Vec<(Sidecar, Ownership)>, BackendError> {
     let mut found = Vec::new();
     for path in sidecar::files(dir, "list the ownership records of devices")? {
@@ -315,7 +325,7 @@ fn device_records(dir: &Path) -> Result<Vec<(Sidecar, Ownership)>, BackendError>
             Ok(Some(record)) if is_new || record.image.as_ref().is_some_and(ImageId::is_of_device) => {
                 found.push((sidecar, record));
             }
-            // Of what else is there nothing is known.
+            // Nothing is known about other files there.
             Ok(_) => {}
             Err(error) if is_new => return Err(error),
             Err(_) => {}
@@ -328,11 +338,11 @@ fn device_records(dir: &Path) -> Result<Vec<(Sidecar, Ownership)>, BackendError>
 /// The name that an earlier release gave the record of a device.
 struct Earlier {
     name: String,
-    /// It was made of what only this device has.
+    /// The name was made of something that only this device has.
     lasts: bool,
 }
 
-/// Makes the name as that release did: of the first thing of several that there is.
+/// Makes the name as the earlier release did: of the first of several sources that exists.
 fn earlier_name(device: u64) -> Earlier {
     const CHARS_MAX: usize = 200;
     let sys = in_sys(device);
@@ -358,11 +368,12 @@ fn earlier_name(device: u64) -> Earlier {
     Earlier { name: name.chars().map(plain).take(CHARS_MAX).collect(), lasts }
 }
 
-/// The attributes that change when somebody writes to a file; `None` for a device, which has none.
+/// The attributes that change when a file is written; `None` for a device, which has none.
 pub(super) fn stamp(file: &OwnedFd) -> io::Result<Option<ImageStamp>> {
     let mut stamp = stamp_now(file)?;
     if let Some(ImageStamp::File { mtime_ns, .. }) = &stamp {
-        // A write in the same step of the clock as our own last one would leave no trace: let it pass.
+        // A write in the same step of the clock as our own last write would leave no trace, so wait
+        // until the step is over.
         let now_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as i128);
         if (now_ns - mtime_ns).unsigned_abs() < TIMESTAMP_STEP.as_nanos() {
             std::thread::sleep(TIMESTAMP_STEP);
@@ -372,7 +383,7 @@ pub(super) fn stamp(file: &OwnedFd) -> io::Result<Option<ImageStamp>> {
     Ok(stamp)
 }
 
-/// They, as they are at this moment.
+/// As [`stamp`], without the wait for the end of the clock's step.
 pub(super) fn stamp_now(file: &OwnedFd) -> io::Result<Option<ImageStamp>> {
     let stat = rustix::fs::fstat(file)?;
     if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
@@ -385,7 +396,7 @@ pub(super) fn stamp_now(file: &OwnedFd) -> io::Result<Option<ImageStamp>> {
     }))
 }
 
-/// Why a file, as it is now, is not as the cache has had it.
+/// Why a file as it is now is not as the cache has had it; `None` if nothing indicates that.
 fn displaced(record: &Ownership, identity: &ImageId, now: Option<&ImageStamp>) -> Option<&'static str> {
     let Some(ImageStamp::File { mtime_ns: then_ns, inode: then_inode, .. }) = &record.taken_at else {
         return None;
@@ -398,11 +409,11 @@ fn displaced(record: &Ownership, identity: &ImageId, now: Option<&ImageStamp>) -
     (now_ns < then_ns).then_some(why)
 }
 
-/// What is said of a device that was released, if nothing tells more.
+/// Reasons for a released device, if nothing tells whether it was written.
 const FREE_TO_WRITE: &str = "others were free to write to the device since this cache's release";
 const UNTOLD: &str = "a released device tells nothing about the writes of others";
 
-/// Whether somebody else wrote since the record was made.
+/// Whether another client has written since the record was made.
 pub(crate) fn continuity(located: &Located, cache_uuid: Uuid, file: &OwnedFd) -> Continuity {
     let record = located.record.as_ref();
     if let Some(known) = Continuity::of_record(record, cache_uuid) {
@@ -427,14 +438,16 @@ pub(crate) fn continuity(located: &Located, cache_uuid: Uuid, file: &OwnedFd) ->
         (None, _) if record.state == OwnerState::Open => {
             return Continuity::proven("this cache still owns the image, as it did when it was killed");
         }
-        // It was served to the end. Of a device nobody knows whether it was.
+        // A file without a stamp was served until it was taken over. A device never has a stamp, so
+        // nothing is known.
         (Some(host), None) if matches!(now, Ok(Some(_))) => {
             return Continuity::proven(format!("the image is taken over from host {host}"));
         }
         _ => {}
     }
     if let Some(then) = &record.counted {
-        // What others have written through the kernel's cache is counted when it reaches the device.
+        // What others have written through the kernel's page cache is counted when it reaches the
+        // device.
         let counted = rustix::fs::fdatasync(file).and_then(|()| rustix::fs::fstat(file)).ok();
         return match counted.and_then(|stat| counted::now(stat.st_rdev)) {
             Some(now) if now == *then => {

@@ -10,14 +10,15 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use tidepool_engine::redo::FRAME_BYTES_MAX;
 
-/// Room of a file system that the redo leaves to images and records.
+/// Free space of the file system that the redo leaves to images and records, in bytes.
 const ROOM_BYTES_MIN: u64 = 16 << 20;
 
-/// Beside a record `X.tidepool`: the header `X.tidepool-redo`, the note `X.tidepool-note`, and for each group
-/// `X.tidepool-redo.GENERATION.GROUP`. The image's lock keeps others away, so that nothing has to be compared.
+/// Beside a record `X.tidepool`: the header `X.tidepool-redo`, the note `X.tidepool-note`, and for
+/// each group `X.tidepool-redo.GENERATION.GROUP`. The image's lock excludes other writers, so that
+/// nothing has to be compared.
 pub(crate) struct FileShelf {
     sidecar: Sidecar,
-    /// The group that was written last: its file stays open.
+    /// The group that was written last, whose file stays open.
     open: Mutex<Option<(PathBuf, File)>>,
 }
 
@@ -38,7 +39,7 @@ impl FileShelf {
         self.sidecar.beside(&format!("-redo.{generation}.{group}"))
     }
 
-    /// The file of a group, created if need be.
+    /// The file of a group; created if it is missing.
     fn group(&self, generation: u64, group: u64) -> io::Result<File> {
         let path = self.group_path(generation, group);
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
@@ -50,7 +51,7 @@ impl FileShelf {
     }
 }
 
-/// A small file as a whole; `None` when there is none.
+/// Content of a small file; `None` when there is none.
 fn read(path: &std::path::Path) -> io::Result<Option<Vec<u8>>> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -72,7 +73,7 @@ fn remove(path: &std::path::Path) -> io::Result<()> {
 impl Shelf for FileShelf {
     fn put_frame(&self, generation: u64, group: u64, frame: u32, bytes: &[u8]) -> io::Result<()> {
         let file = self.group(generation, group)?;
-        // The image may need room for what is committed here.
+        // The image may need room when what is committed here is written to it.
         let room = rustix::fs::fstatvfs(&file)?;
         if room.f_bavail.saturating_mul(room.f_frsize) < ROOM_BYTES_MIN + bytes.len() as u64 {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
@@ -105,7 +106,7 @@ impl Shelf for FileShelf {
 
     fn remove_group(&self, generation: u64, group: u64, _frames: Option<u32>) -> io::Result<()> {
         let path = self.group_path(generation, group);
-        // A write into the open file would go into nothing from now on.
+        // Writes to the open file would be lost once its name is removed.
         self.open.lock().unwrap_or_else(PoisonError::into_inner).take_if(|(opened, _)| *opened == path);
         remove(&path)
     }
@@ -131,7 +132,8 @@ impl Shelf for FileShelf {
 
     fn set_note(&self, document: Option<&[u8]>) -> io::Result<()> {
         match document {
-            // It may be torn or missing after a power loss: it then tells less.
+            // After a power failure the note may be torn or missing; then less is known of the
+            // loss.
             Some(document) => {
                 let temporary = self.sidecar.beside("-note.new");
                 let mut file = open_private(&temporary)?;

@@ -8,14 +8,14 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use tidepool_engine::api::IoError;
 use tidepool_engine::mem::AlignedBuf;
 
-/// Bytes of one write of zeroes, where the file system cannot do it itself.
+/// Bytes of one write of zeroes, where the file system cannot zero a range itself.
 const ZERO_BYTES: usize = 1 << 20;
-/// How often one transfer is submitted again after `EINTR` or `EAGAIN`.
+/// Most times that one transfer is submitted again after `EINTR` or `EAGAIN`.
 const ATTEMPTS_MAX: u16 = 64;
 /// Longest single read or write in bytes; the kernel cuts longer ones.
 const TRANSFER_BYTES_MAX: usize = 1 << 30;
 
-/// What a slot does next.
+/// The system call that a slot makes next.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Read { ptr: *mut u8 },
@@ -33,7 +33,7 @@ struct Slot {
     step: Step,
     offset: u64,
     len: u64,
-    /// Bytes of it that are done, after short transfers.
+    /// Bytes of the transfer that are done, after short system calls.
     done: u64,
     attempts: u16,
 }
@@ -46,20 +46,21 @@ pub(super) struct Ring {
     size_bytes: u64,
     slots: Box<[Slot]>,
     free: Vec<u16>,
-    /// Outcomes that need no system call, or came while one was made.
+    /// Outcomes that do not come through the ring.
     ready: Vec<(u64, Result<(), IoError>)>,
     /// Entries pushed to the ring that the kernel has not taken yet.
     unsubmitted: bool,
     zeroes: AlignedBuf,
-    /// The file system knows no zeroing; found out at its first refusal.
+    /// The file system cannot zero a range; set at its first refusal.
     no_zero_range: bool,
     no_punch: bool,
-    /// The file system has a write wait, in the thread that submits it, while the file is synced: transfers begin on another thread.
+    /// The file system (FUSE) lets a write wait, in the thread that submits it, while the file is
+    /// synced: transfers are started on another thread.
     elsewhere: bool,
 }
 
-// SAFETY: the pointers in the slots name memory that the submitter keeps valid whichever thread reports
-// its completion, as the contract of `Backend::submit` says.
+// SAFETY: the pointers in the slots name memory that the submitter keeps valid whichever thread
+// reports its completion, as the contract of `Backend::submit` says.
 unsafe impl Send for Ring {}
 
 impl Ring {
@@ -86,7 +87,7 @@ impl Ring {
         })
     }
 
-    /// The image has another size.
+    /// Sets the size of the image.
     pub(super) fn set_size(&mut self, size_bytes: u64) {
         self.size_bytes = size_bytes;
     }
@@ -95,12 +96,12 @@ impl Ring {
         self.event.as_raw_fd()
     }
 
-    /// The eventfd, for a thread that reports by other ways than the ring.
+    /// The eventfd, for a thread whose outcomes do not come through the ring.
     pub(super) fn event(&self) -> io::Result<OwnedFd> {
         self.event.try_clone()
     }
 
-    /// Has the driver look for outcomes that are not the ring's.
+    /// Wakes the driver to fetch outcomes that do not come through the ring.
     pub(super) fn wake(&self) {
         mailbox::signal(&self.event);
     }
@@ -109,7 +110,7 @@ impl Ring {
         &self.file
     }
 
-    /// Answers a transfer without touching the file.
+    /// Completes a transfer without touching the file.
     pub(super) fn complete(&mut self, token: u64, result: Result<(), IoError>) {
         assert!(
             self.ready.len() + self.inflight() < INFLIGHT_MAX,
@@ -190,8 +191,8 @@ impl Ring {
             Step::Flush => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
         };
         let entry = if self.elsewhere { entry.flags(squeue::Flags::ASYNC) } else { entry };
-        // SAFETY: the memory of the entry stays valid until its completion: the transfer's by the contract
-        // of `submit`, the zeroes because `quiesce` runs before they are dropped.
+        // SAFETY: the memory of the entry stays valid until its completion: the transfer's by the
+        // contract of `submit`, the zeroes because `quiesce` runs before they are dropped.
         let pushed = unsafe { self.ring.submission().push(&entry.user_data(u64::from(index))) };
         pushed.expect("the ring has an entry for every slot");
     }
@@ -202,8 +203,9 @@ impl Ring {
             match self.ring.submit() {
                 Ok(_) => self.unsubmitted = false,
                 Err(e) if e.raw_os_error() == Some(libc::EINTR) => continue,
-                // Out of memory for the moment, or completions to be taken first: the next call of
-                // `completions`, for which this asks, tries again.
+                // The kernel is out of memory for the moment, or completions have to be fetched
+                // first. The signalled eventfd leads to another call of `completions`, which tries
+                // again.
                 Err(_) => {
                     self.unsubmitted = true;
                     mailbox::signal(&self.event);
@@ -213,7 +215,7 @@ impl Ring {
         }
     }
 
-    /// Reports outcomes.
+    /// Reports the transfers that have completed.
     pub(super) fn completions(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
         mailbox::reset(&self.event);
         let mut again = self.unsubmitted;
@@ -258,7 +260,7 @@ impl Ring {
         }
         match slot.step {
             Step::Punch | Step::Zero | Step::Flush => Some(Ok(())),
-            // Nothing transferred inside of the image: somebody has shortened the file.
+            // Nothing was transferred inside of the image: the file has been shortened.
             Step::Read { .. } | Step::Write { .. } | Step::FillZeroes if result == 0 => {
                 Some(Err(IoError::Errno(libc::EIO)))
             }
@@ -269,7 +271,7 @@ impl Ring {
         }
     }
 
-    /// Waits until nothing is in flight any more and drops the outcomes.
+    /// Waits until nothing is in flight, and drops the outcomes.
     pub(super) fn quiesce(&mut self) {
         while self.inflight() > 0 {
             mailbox::wait_readable(self.event.as_raw_fd(), 1000);

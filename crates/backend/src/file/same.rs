@@ -1,9 +1,11 @@
-//! Which file or device an image is. A path and a kernel's name are anybody's by tomorrow; what a cache holds belongs to one only.
+//! The identity of a file or device. A path or a kernel's name may mean another image later; what a
+//! cache holds belongs to one image only.
 //!
-//! Several things tell one from others, and each of them may be missing: a number that the kernel gives no second disk while it runs,
-//! and names that stay from boot to boot. Two looks at what has a name in common that differs are looks at different images. They are
-//! looks at one image where the kernel's number or a lasting name says so, and else nobody knows. A name that copies have, too
-//! ([`proves`]), only tells images apart.
+//! Several things distinguish an image from others, and each of them may be missing: a number that
+//! the kernel gives to no second disk while it runs, and names that last from boot to boot. Two
+//! observations in which a name of one kind differs are of different images. They are of one image
+//! if the kernel's number or a lasting name says so. Otherwise it is not known. A name that copies
+//! of an image have too (see [`proves`]) can only show that images differ.
 
 use super::mapped;
 use crate::record::boot_id;
@@ -15,62 +17,65 @@ use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-/// Longest name that is kept as it is; a longer one is told by its digest.
+/// Longest name that is kept as it is, in bytes; a longer one is replaced by its digest.
 const NAME_BYTES_MAX: usize = 256;
 
-/// What tells an image from others.
+/// What distinguishes an image from others.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct ImageId {
-    /// What it was called when it was seen: for people.
+    /// Name of the image when it was seen, for messages.
     #[serde(default)]
     pub(crate) name: String,
-    /// Boot of the host in which `sequence` counts; empty where there is none.
+    /// Id of the boot of the host in which `sequence` is valid; empty where there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     boot_id: String,
-    /// What the kernel calls it and, while it runs, nothing else: the number of a disk (`diskseq`), or a file's file system and handle.
+    /// What the kernel uses for nothing else while it runs: the number of a disk (`diskseq`), or a
+    /// file's file system and handle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     sequence: Option<String>,
-    /// What the kernel may change behind that number: the server of a network disk, the disks below a mapped one, a size.
+    /// What the kernel may change behind that number: the process that connects a network disk, the
+    /// disks below a device-mapper device, the size of a memory disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     setup: Option<String>,
-    /// The partition of its disk: number, and where it begins, in sectors.
+    /// The partition on its disk: its number, and its first sector.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     partition: Option<(u32, u64)>,
-    /// Names that stay from boot to boot, by where they are found.
+    /// Names that last from boot to boot, by their kind.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     lasting: BTreeMap<String, String>,
-    /// Those of them that another disk of the host has, too, so that they prove nothing.
+    /// Kinds in `lasting` of which another disk of the host has the same name, so that they prove
+    /// nothing.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     shared: BTreeSet<String>,
 }
 
-/// Name of a partition. A copied partition table has it, too.
+/// Kind of the name of a partition. A copy of the partition table contains the same name.
 const PARTITION_UUID: &str = "partition uuid";
 
-/// Whether two images cannot have one name of this kind.
+/// Whether two images cannot have the same name of this kind.
 fn proves(kind: &str) -> bool {
     !kind.ends_with(PARTITION_UUID)
 }
 
-/// What two looks at images say.
+/// The result of comparing two observations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sameness {
     /// Both are of one image.
     Same,
-    /// They are of two.
+    /// They are of two images.
     Different,
-    /// Nothing tells.
+    /// It is not known.
     Unknown,
 }
 
 impl ImageId {
-    /// That of an opened file or device, as it is called at this moment.
+    /// The identity of an opened file or device, with its present name.
     pub(crate) fn of(path: &Path, file: &OwnedFd) -> std::io::Result<ImageId> {
         let stat = rustix::fs::fstat(file)?;
         let mut identity = match FileType::from_raw_mode(stat.st_mode) {
             FileType::BlockDevice => {
                 let identity = of_device(&in_sys(stat.st_rdev));
-                // The number is another disk's by now.
+                // By now the device number may belong to another disk.
                 let told = sequence(file);
                 if told.is_some() && identity.sequence.is_some() && told != identity.sequence {
                     return Err(rustix::io::Errno::NODEV.into());
@@ -88,7 +93,7 @@ impl ImageId {
         Ok(identity)
     }
 
-    /// Whether `now`, seen later, is what this was.
+    /// Whether `now`, observed later, is the image that `self` is.
     pub(crate) fn compare(&self, now: &ImageId) -> Sameness {
         let both = |kind: &String| Some((self.lasting.get(kind)?, now.lasting.get(kind)?));
         let differs = |kind: &String| both(kind).is_some_and(|(then, now)| then != now);
@@ -106,17 +111,17 @@ impl ImageId {
         }
     }
 
-    /// It is a device's: a file's name is a path.
+    /// Whether it is a device's: its name does not begin with `/`.
     pub(crate) fn is_of_device(&self) -> bool {
         !self.name.starts_with('/')
     }
 
-    /// It can be told from others after a reboot, too.
+    /// Whether the image can be recognised after a reboot too.
     pub(crate) fn lasts(&self) -> bool {
         self.lasting.keys().any(|kind| proves(kind) && !self.shared.contains(kind))
     }
 
-    /// The names that tell it from others, on one line.
+    /// The names that distinguish it, on one line.
     pub(crate) fn names(&self) -> String {
         let partition =
             self.partition.map(|(number, start)| format!("partition {number} from sector {start}"));
@@ -125,7 +130,7 @@ impl ImageId {
         if names.is_empty() { "no lasting name".into() } else { names.join(", ") }
     }
 
-    /// Texts of it, which stand in messages.
+    /// Its texts, which appear in messages.
     pub(crate) fn texts(&self) -> impl Iterator<Item = &String> {
         [&self.name, &self.boot_id]
             .into_iter()
@@ -136,7 +141,8 @@ impl ImageId {
     }
 }
 
-/// A name that is too long is told by its digest, so that no two become one.
+/// The name, or its digest if it is too long or has control characters: different names stay
+/// different.
 fn short(name: &str) -> String {
     if name.len() <= NAME_BYTES_MAX && !name.contains(char::is_control) {
         return name.to_owned();
@@ -148,18 +154,19 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The directory of a block device in the kernel's tree.
+/// The directory of a block device in sysfs.
 pub(super) fn in_sys(device: u64) -> PathBuf {
     format!("/sys/dev/block/{}:{}", rustix::fs::major(device), rustix::fs::minor(device)).into()
 }
 
-/// What a small file of the kernel says; `None` where there is none.
+/// Content of a small file of the kernel; `None` where there is none.
 pub(super) fn read(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     Some(text.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_owned())
 }
 
-/// What it says, if that is a name: not empty, and not all zeros after the word for its kind.
+/// Content of such a file if it is a name: not empty, and not only zeros after the prefix of its
+/// kind.
 fn read_name(path: &Path) -> Option<String> {
     const KINDS: [&str; 5] = ["0x", "naa.", "eui.", "uuid.", "nvme."];
     read(path).filter(|text| {
@@ -168,7 +175,8 @@ fn read_name(path: &Path) -> Option<String> {
     })
 }
 
-/// The number that the kernel gave to the disk of an open device, and gives to no other until it is restarted.
+/// The number (`diskseq`) of the disk of an open device. The kernel gives this number to no other
+/// disk until the host is restarted.
 fn sequence(device: impl AsFd) -> Option<String> {
     /// `BLKGETDISKSEQ`; since Linux 5.15.
     const SEQUENCE: u64 = 0x8008_1280;
@@ -178,7 +186,7 @@ fn sequence(device: impl AsFd) -> Option<String> {
     (result == 0).then(|| number.to_string())
 }
 
-/// The identity of a block device by its directory in the kernel's tree.
+/// The identity of a block device, by its directory in sysfs.
 fn of_device(sys: &Path) -> ImageId {
     let mut identity = ImageId::default();
     let resolved = sys.canonicalize().unwrap_or_else(|_| sys.to_owned());
@@ -188,7 +196,7 @@ fn of_device(sys: &Path) -> ImageId {
     if let Some(partition) = number("partition") {
         identity.partition = Some((partition as u32, number("start").unwrap_or(0)));
         disk = resolved.parent().map_or(disk, Path::to_owned);
-        // Where the kernel has read it from the partition table.
+        // The uuid that the kernel has read from the partition table.
         let uuid = read(&sys.join("uevent"))
             .and_then(|text| text.lines().find_map(|line| line.strip_prefix("PARTUUID=").map(str::to_owned)));
         identity.lasting.extend(uuid.map(|uuid| (PARTITION_UUID.to_owned(), uuid)));
@@ -218,27 +226,30 @@ fn of_device(sys: &Path) -> ImageId {
 
 const WWID_FILES: [&str; 2] = ["wwid", "device/wwid"];
 const SERIAL: &str = "serial";
-/// Where it is; with NVMe it is the controller's, which has several disks.
+/// Files with the serial number. With NVMe it is the number of the controller, which may have
+/// several disks.
 const SERIAL_FILES: [&str; 2] = ["serial", "device/serial"];
 
-/// A name that is as good as the serial number. A WWID is, where the disk has no other and the kernel makes one.
+/// Whether a name is no better than the serial number. This is so for a WWID that the kernel makes
+/// because the disk has no other.
 fn is_made_of_serial(kind: &str, name: &str) -> bool {
     kind == SERIAL || ["t10.", "nvme."].iter().any(|made| name.starts_with(made))
 }
 
-/// Whether another disk of the host has this name, as cheap or virtual ones do.
+/// Whether another disk of the host has this name, as cheap or virtual disks do.
 fn is_of_several(disk: &Path, files: &[&str], name: &str) -> bool {
     let Ok(disks) = fs::read_dir("/sys/block") else { return false };
     let others =
         disks.filter_map(|other| other.ok()?.path().canonicalize().ok()).filter(|other| other != disk);
-    // The paths of a disk that the kernel joins by itself are hidden.
+    // The single paths of a disk that the kernel combines by itself are hidden.
     let mut visible = others.filter(|other| read(&other.join("hidden")).is_none_or(|hidden| hidden == "0"));
     visible.any(|other| {
         files.iter().find_map(|file| read_name(&other.join(file))).is_some_and(|found| found == name)
     })
 }
 
-/// What cryptsetup calls a device whose key is all that it knows is made of the name that it is given.
+/// Whether a device-mapper uuid consists of the given name only: cryptsetup makes such a uuid for a
+/// device that has no uuid of its own.
 fn is_only_a_name(dm_uuid: &str) -> bool {
     const UUID_DIGITS: usize = 32;
     let is_uuid = |part: &str| part.len() == UUID_DIGITS && part.chars().all(|c| c.is_ascii_hexdigit());
@@ -258,7 +269,8 @@ fn setup(disk: &Path) -> Option<String> {
     server().or_else(memory)
 }
 
-/// The lasting names of a loop device: those of its file or of the device below, and which part of it.
+/// The lasting names of a loop device: those of its file, or of the device below, and which part of
+/// that it is.
 fn of_loop(disk: &Path) -> Option<ImageId> {
     let of = |file: &str| read(&disk.join("loop").join(file));
     let (path, offset, limit) = (of("backing_file")?, of("offset")?, of("sizelimit")?);
@@ -279,8 +291,9 @@ fn of_loop(disk: &Path) -> Option<ImageId> {
     })
 }
 
-/// A file: what it is called while this boot lasts, and for ever. The kernel's handle has the number of its inode and how often that
-/// was used; which file system is meant is told by its uuid for ever, and by its device only as long as it is mounted.
+/// The names of a file: one for this boot, and those that last. The kernel's handle contains the
+/// number of the inode and how often that number was used. The file system is identified by its
+/// uuid for ever, and by its device number only as long as it is mounted.
 fn of_file(file: impl AsFd, device: u64) -> (Option<String>, BTreeMap<String, String>) {
     let Some(handle) = handle(&file) else { return (None, BTreeMap::new()) };
     let of = |kind: &str, name: String| (kind.to_owned(), format!("{handle} of file system {name}"));
@@ -301,7 +314,8 @@ fn handle(file: impl AsFd) -> Option<String> {
     }
     let mut handle = Handle { bytes: BYTES_MAX as libc::c_uint, kind: 0, content: [0; BYTES_MAX] };
     let mut mount: libc::c_int = 0;
-    // SAFETY: an open file; a handle of the kernel's layout with room for as many bytes as it says; a valid out pointer.
+    // SAFETY: an open file; a handle of the kernel's layout with room for as many bytes as it says;
+    // a valid out pointer.
     let result = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
@@ -320,7 +334,7 @@ fn hex_name(bytes: &[u8]) -> Option<String> {
     bytes.iter().any(|byte| *byte != 0).then(|| hex(bytes))
 }
 
-/// The uuid of the file system of an open file, where this kernel tells it.
+/// The uuid of the file system of an open file, where this kernel reports it.
 fn file_system_uuid(file: impl AsFd) -> Option<String> {
     /// `FS_IOC_GETFSUUID`: a length and sixteen bytes; since Linux 6.9.
     const UUID: u64 = 0x8011_1500;
@@ -344,14 +358,14 @@ fn file_system_uuid(file: impl AsFd) -> Option<String> {
     (result == 0).then(|| hex_name(&uuid))?
 }
 
-/// The number that `statfs` tells of the file system of an open file, where it is made of its uuid. Kernels that do not tell the uuid
-/// tell this.
+/// The number that `statfs` reports for the file system of an open file, where it is made of the
+/// file system's uuid. Kernels that do not report the uuid report this number.
 fn file_system_number(file: impl AsFd) -> Option<String> {
     let stat = rustix::fs::fstatfs(&file).ok()?;
     if ![libc::EXT4_SUPER_MAGIC, libc::BTRFS_SUPER_MAGIC].contains(&stat.f_type) {
         return None;
     }
-    // SAFETY: a structure of two numbers, as which the kernel fills it.
+    // SAFETY: the structure consists of two numbers, as the kernel fills it.
     let id: [i32; 2] = unsafe { std::mem::transmute(stat.f_fsid) };
     hex_name(&id.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>())
 }
@@ -361,8 +375,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A disk as the kernel shows it, with what it has of names; `boot` and `sequence` are of the look. All disks have one serial number
-    /// if one of them has, and one partition table.
+    /// An observation of a disk. The bits of `has` select which names the disk has; `boot` and
+    /// `sequence` are of the observation. All serial numbers are equal, and so are all names of
+    /// partition tables.
     fn look(number: u64, has: u8, boot: &str, sequence: Option<u64>) -> ImageId {
         let kinds = [("wwid", number), (SERIAL, 0), ("dm uuid", number), (PARTITION_UUID, 0)];
         let names = kinds.iter().enumerate().filter(|(at, _)| has & 1 << at != 0);
@@ -387,7 +402,7 @@ mod tests {
                 let sequence = |at: usize, told: bool| told.then_some(first + at as u64);
                 disks.iter().enumerate().map(|(at, (has, told))| look(at as u64, *has, boot, sequence(at, *told))).collect()
             };
-            // After a reboot the numbers begin anew, and may be another disk's.
+            // After a reboot the numbers start anew, and a number may be another disk's.
             let then = looks("first", 10);
             let now = if same_boot { looks("first", 10) } else { looks("second", 11) };
             for (a, before) in then.iter().enumerate() {
@@ -428,7 +443,7 @@ mod tests {
         }
     }
 
-    /// A disk seen twice, with what the second look changes.
+    /// Compares two observations of a disk; `change` makes the second one from the first.
     fn compared(lasting: &[(&str, &str)], change: impl FnOnce(&mut ImageId)) -> Sameness {
         let names = lasting.iter().map(|(kind, name)| ((*kind).to_owned(), (*name).to_owned()));
         let then = ImageId {
@@ -454,7 +469,7 @@ mod tests {
             let other = |now: &mut ImageId| drop(now.lasting.insert(kind.into(), "y".into()));
             assert_eq!(compared(&[(kind, "x"), ("wwid", "1")], other), Sameness::Different);
         }
-        // A second disk with the number has come, or has gone.
+        // A second disk with the same serial number has come, or has gone.
         let shared = |now: &mut ImageId| {
             next_boot(now);
             now.shared.insert(SERIAL.into());

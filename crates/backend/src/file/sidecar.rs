@@ -1,4 +1,5 @@
-//! An ownership record as a file: replaced atomically, by the process that holds the image's lock.
+//! An ownership record as a file. It is replaced atomically, by the process that holds the image's
+//! lock.
 
 use crate::TakeOver;
 use crate::changes::Change;
@@ -12,19 +13,19 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// What the places of records end in, and those of their locks.
+/// Extensions of the names of records and of their locks.
 pub(super) const SUFFIX: &str = "tidepool";
 const LOCK_SUFFIX: &str = "lock";
 
-/// Where the records of block devices and exports are, unless the options say otherwise.
+/// Directory of the records of block devices and exports, unless the options name another one.
 const STATE_DIR: &str = "/var/lib/tidepool";
 
-/// Where they are.
+/// The directory of the records of block devices and exports.
 pub(crate) fn state_dir(asked: Option<&Path>) -> &Path {
     asked.unwrap_or(Path::new(STATE_DIR))
 }
 
-/// What is in there; `what` is looked for, for an error.
+/// The entries of a directory; none if it does not exist. `what` names the action in errors.
 pub(crate) fn files(dir: &Path, what: &'static str) -> Result<Vec<PathBuf>, BackendError> {
     let failed = |e| BackendError::io(dir.display(), what, e);
     match fs::read_dir(dir) {
@@ -34,21 +35,22 @@ pub(crate) fn files(dir: &Path, what: &'static str) -> Result<Vec<PathBuf>, Back
     }
 }
 
-/// What the next record is called until it replaces the last.
+/// Suffix of the file that holds the next record until it replaces the last one.
 const SPARE: &str = ".new";
 
-/// Room that is kept for the next record: one block of a file system.
+/// Space that is reserved for the next record, in bytes: one block of a file system.
 const ROOM_BYTES: u64 = 4096;
 
 /// The place of an ownership record.
 #[derive(Debug, Clone)]
 pub(crate) struct Sidecar {
     path: PathBuf,
-    /// It is in the common place for devices and exports, which may be created; a directory of images never is.
+    /// It is in the common directory for devices and exports, which may be created; a directory of
+    /// images is never created.
     common: bool,
 }
 
-/// The lock of an image by its record, held until it is dropped.
+/// The lock that goes with an image's record. It is released when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Lock(OwnedFd);
 
@@ -59,12 +61,13 @@ impl Drop for Lock {
 }
 
 impl Sidecar {
-    /// The place in a directory of records, for what has no directory of its own.
+    /// The place of a record in the common directory, for an image that has no directory of its
+    /// own.
     pub(crate) fn within(dir: &Path, name: &str) -> Sidecar {
         Sidecar::among_others(dir.join(format!("{name}.{SUFFIX}")))
     }
 
-    /// That of a file in such a directory.
+    /// The place of the file at `path` in the common directory.
     pub(super) fn among_others(path: PathBuf) -> Sidecar {
         Sidecar { path, common: true }
     }
@@ -81,14 +84,16 @@ impl Sidecar {
         &self.path
     }
 
-    /// It stands among those of other devices and exports, not beside the image.
+    /// Whether it is in the common directory, and not beside the image.
     pub(super) fn is_among_others(&self) -> bool {
         self.common
     }
 
-    /// Takes the lock that goes with a record among others: shared to read, exclusive to write. `what` is the image, which may be
-    /// reached in several ways. A reader that may not make the lock's file goes without: then there is none of a writer either that
-    /// could be seen. An image beside its record has none: its own lock suffices.
+    /// Takes the lock that goes with a record in the common directory: shared to read, exclusive to
+    /// write. `what` names the image, which may be reached in several ways. A reader that can
+    /// neither open nor create the lock's file continues without a lock: it could not see the lock
+    /// of a writer either. A record beside its image has no lock, because the image's own lock
+    /// suffices.
     pub(crate) fn lock(&self, what: &str, read_only: bool) -> Result<Option<Lock>, BackendError> {
         if !self.common {
             return Ok(None);
@@ -100,16 +105,17 @@ impl Sidecar {
         }
     }
 
-    /// Looks whether the lock is free, and leaves no trace.
+    /// Checks whether the lock is free, and leaves no trace.
     pub(crate) fn check_lock(&self, what: &str, read_only: bool) -> Result<(), BackendError> {
         match rustix::fs::open(self.lock_path(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
             Ok(file) if self.common => super::lock(what, &file, read_only).map(|()| drop(Lock(file))),
-            // Nobody has ever held it.
+            // Without a lock file that can be opened, no lock is seen. A record beside its image
+            // has no lock.
             _ => Ok(()),
         }
     }
 
-    /// Takes it when its holder lets go. For what takes a moment.
+    /// Takes the lock when its holder releases it. For locks that are held for a moment only.
     pub(super) fn wait_for_lock(&self) -> Result<Lock, BackendError> {
         let file = self.lock_file(true)?;
         rustix::fs::flock(&file, FlockOperation::LockExclusive)
@@ -126,7 +132,8 @@ impl Sidecar {
             self.make_dir()?;
         }
         let path = self.lock_path();
-        // A process that may read it could hold the lock. It is not replaced: somebody may hold it.
+        // A process that can read the file could hold the lock, so only its owner may read it. The
+        // file is not replaced, because a process may hold its lock.
         let (access, own) = (OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
         let open = || rustix::fs::open(&path, access, Mode::empty());
         let file = match open() {
@@ -135,21 +142,22 @@ impl Sidecar {
                 made => made,
             },
             found => found.inspect(|file| {
-                // One that an earlier release has made for all to read. It may be another user's.
+                // An earlier release has made the file readable for all users. This fails if the
+                // file is another user's.
                 let _ = rustix::fs::fchmod(file, own);
             }),
         };
         file.map_err(|e| BackendError::io(path.display(), "open the lock file", e))
     }
 
-    /// A place beside the record.
+    /// A path beside the record: that of the record with a suffix.
     pub(super) fn beside(&self, suffix: &str) -> PathBuf {
         let mut name = self.path.clone().into_os_string();
         name.push(suffix);
         name.into()
     }
 
-    /// Makes the record's directory, if it may be made.
+    /// Creates the record's directory, if it may be created.
     pub(crate) fn make_dir(&self) -> Result<(), BackendError> {
         match self.path.parent() {
             Some(dir) if self.common => fs::create_dir_all(dir).map_err(|e| self.write_error(e)),
@@ -191,14 +199,14 @@ impl Sidecar {
     pub(crate) fn write(&self, record: &Ownership) -> Result<(), BackendError> {
         self.replace(&self.path, &record.to_json()).map_err(|e| self.write_error(e))?;
         if record.state == OwnerState::Clean {
-            // The image is nobody's: nothing is left there but what it needs.
+            // The image has no owner now: only the files that it needs are left there.
             let _ = fs::remove_file(self.beside(SPARE));
         }
         Ok(())
     }
 
-    /// Changes the record of the owner, who holds the image's lock. With `unsure` it may be changed already and not on
-    /// stable media. Returns it as it is then.
+    /// Changes the record of the owner, which holds the image's lock. With `unsure` the record may
+    /// have this change already, but not on stable media. Returns the record as it is afterwards.
     pub(crate) fn change(
         &self,
         record: &Ownership,
@@ -225,7 +233,7 @@ impl Sidecar {
         self.read()?.filter(|found| found.is_of(record)).ok_or_else(fenced)
     }
 
-    /// Makes the record the peer's who holds the image's lock, see [`crate::take_over`].
+    /// Makes the record the peer's. The caller holds the image's lock; see [`crate::take_over`].
     pub(crate) fn take_over(&self, what: &str, how: &TakeOver) -> Result<Ownership, BackendError> {
         let none = || BackendError::NotPeer { what: what.into(), why: "it has no ownership record".into() };
         let record = self.read()?.ok_or_else(none)?.taken_over(what, how)?;
@@ -242,7 +250,8 @@ impl Sidecar {
         }
     }
 
-    /// Replaces a file beside the record, or the record; when this returns, the new content is on stable media.
+    /// Replaces a file beside the record, or the record; when this returns, the new content is on
+    /// stable media.
     pub(crate) fn replace(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         if self.common {
             fs::create_dir_all(self.directory())?;
@@ -250,13 +259,14 @@ impl Sidecar {
         let mut spare = path.to_owned().into_os_string();
         spare.push(SPARE);
         let spare = PathBuf::from(spare);
-        // It stays, with the room that it takes: there is none to be had where the file system is full by now.
+        // The spare file stays, with the space that it occupies: a full file system would have none
+        // for the next record.
         let mut file = open_private(&spare)?;
         file.write_all(bytes)?;
         file.set_len(bytes.len() as u64)?;
         file.sync_all()?;
         if renameat_with(CWD, &spare, CWD, path, RenameFlags::EXCHANGE).is_err() {
-            // There is none yet, or this file system exchanges nothing.
+            // There is no record yet, or this file system cannot exchange files.
             fs::rename(&spare, path)?;
             keep_room(&spare);
         }
@@ -267,13 +277,13 @@ impl Sidecar {
         self.path.parent().unwrap_or(Path::new("/"))
     }
 
-    /// What was created or removed beside the record is on stable media.
+    /// Makes durable what was created or removed beside the record.
     pub(super) fn sync_directory(&self) -> io::Result<()> {
         File::open(self.directory())?.sync_all()
     }
 }
 
-/// Takes the room for the next record, if there is any.
+/// Reserves space for the next record, if there is any.
 fn keep_room(spare: &Path) {
     let taken = open_private(spare).and_then(|file| {
         file.set_len(0)?;

@@ -1,19 +1,20 @@
-//! How a block device is reached. Lock and record of a device are this host's, so that nothing but its operator keeps another host
-//! away from a disk that stands in a network.
+//! How a block device is reached. The lock and the record of a device are on this host, so only the
+//! operator can keep another host away from a disk in a network.
 
 use super::same::in_sys;
 use std::fs;
 use std::path::Path;
 
-/// Most layers of devices that are looked through.
+/// Most layers of devices that are examined.
 const LAYERS_MAX: u32 = 8;
 
-/// How a device is reached, if it is in a way in which other hosts may reach it, too: directly, or one of the disks that it is made of.
+/// How a device is reached, if other hosts may reach it in this way too: the device itself, or one
+/// of the disks that it consists of.
 pub(super) fn may_be_shared(device: u64) -> Option<&'static str> {
     of_disk(&in_sys(device), LAYERS_MAX)
 }
 
-/// The same by its directory in the kernel's tree.
+/// As [`may_be_shared`], for a device by its directory in sysfs.
 fn of_disk(sys: &Path, layers: u32) -> Option<&'static str> {
     let resolved = sys.canonicalize().ok()?;
     let disk = match resolved.join("partition").exists() {
@@ -27,7 +28,8 @@ fn of_disk(sys: &Path, layers: u32) -> Option<&'static str> {
     below.filter(|_| layers > 0).find_map(|one| of_disk(&one.path(), layers - 1))
 }
 
-/// What the places of its parents tell: the kernel puts a disk below what it has found it through.
+/// How a disk is reached, by the names of its parents in sysfs: the kernel puts a disk below the
+/// adapter or session through which it was found.
 fn of_path(disk: &Path) -> Option<&'static str> {
     const PARENTS: [(&str, &str); 4] = [
         ("session", "iSCSI"),
@@ -45,12 +47,12 @@ fn of_path(disk: &Path) -> Option<&'static str> {
     kind_of(&name, &NAMES).or_else(|| parents.find_map(|part| kind_of(&part, &PARENTS)))
 }
 
-/// Whether the kernel's name of something is that of a kind of things and a number: `ata1`.
+/// Whether a kernel's name is `kind` followed by a number, as in `ata1`.
 pub(super) fn is_numbered(name: &str, kind: &str) -> bool {
     name.strip_prefix(kind).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
 }
 
-/// What the controllers of an NVMe disk tell, of which it may have several.
+/// How an NVMe disk is reached, by the transport of its controllers, of which it may have several.
 fn of_nvme(disk: &Path) -> Option<&'static str> {
     const WAYS: [(&str, &str); 3] =
         [("tcp", "NVMe over TCP"), ("rdma", "NVMe over RDMA"), ("fc", "NVMe over Fibre Channel")];
@@ -66,7 +68,8 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// A kernel's tree with these directories; a file below them is what follows `=`.
+    /// A tree like sysfs with these directories. An entry with `=` is a file; its content follows
+    /// the `=`.
     fn tree(entries: &[&str]) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a directory");
         for entry in entries {
@@ -116,7 +119,7 @@ mod tests {
             let under = |path: &str| root.path().join(path);
             symlink(under("ctl/nvme0"), under("ctl/nvme0/nvme0n1/device")).expect("a link");
             assert_eq!(of_disk(&under("ctl/nvme0/nvme0n1"), LAYERS_MAX), told, "{transport}");
-            // One that the kernel reaches over several paths belongs to none of them.
+            // A disk that the kernel reaches over several paths is below none of its controllers.
             symlink(under("ctl/nvme0"), under("subsystem/nvme-subsys0/nvme0")).expect("a link");
             symlink(under("subsystem/nvme-subsys0"), under("subsystem/nvme-subsys0/nvme0n1/device"))
                 .expect("a link");

@@ -1,4 +1,4 @@
-//! The dry run of an export.
+//! The dry run of opening an export.
 
 use super::owner;
 use super::place::{Place, Terms};
@@ -8,7 +8,7 @@ use crate::file;
 use tidepool_nbd::NbdUri;
 use uuid::Uuid;
 
-/// Looks at everything that opening the export would look at.
+/// Checks the export, its lock and its ownership record, and adds to the report what was found.
 pub(crate) fn check(uri: &NbdUri, options: &OpenOptions, report: &mut CheckReport) {
     let place = Place::new(uri);
     let agreed = place.connect().and_then(|(_, negotiated)| {
@@ -55,7 +55,7 @@ fn describe(terms: &Terms) -> String {
     format!("{size_bytes} bytes, at most {piece_bytes_max} in one request{access}")
 }
 
-/// What the server lacks, and what it means.
+/// Reports which features the server lacks, and what follows from that.
 fn features(terms: &Terms, report: &mut CheckReport) {
     match terms.flush {
         true => report.ok("flush", "offered"),

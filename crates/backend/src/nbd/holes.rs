@@ -1,4 +1,4 @@
-//! Where an export has nothing: what its server tells by `base:allocation`.
+//! The holes of an export, as its server reports them by `base:allocation`.
 
 use super::place::{Place, Terms};
 use crate::error::BackendError;
@@ -7,11 +7,12 @@ use tidepool_engine::OwnObjects;
 use tidepool_nbd::client::{BlockingClient, ClientError, Negotiated, Stream};
 use tidepool_nbd::{Context, wire};
 
-/// Longest time that a server is asked.
+/// Longest time for which a server is asked about holes.
 const ASK_MAX: Duration = Duration::from_secs(5);
 
-/// What the export has of its own, and the connection for what follows; `None` where the server does not tell. What it has not told in
-/// time counts as own, and so does a hole that is not said to be zero.
+/// The objects that the export has of its own, and the connection for the requests that follow;
+/// `None` where the server does not report holes. What it has not reported in time counts as own,
+/// and so does a hole that is not said to read as zero.
 pub(super) fn own_objects(
     place: &Place,
     (stream, negotiated): (Stream, Negotiated),
@@ -27,7 +28,8 @@ pub(super) fn own_objects(
             tracing::info!("{}: where it has nothing is not known: {error}", place.what);
             match error {
                 ClientError::Failed(_) => Ok((None, client.into_connection())),
-                // What is still to come over this connection is not known. A server may serve one at a time.
+                // Replies may still come over this connection, so it is closed. This happens before
+                // the next connect, because a server may serve one connection at a time.
                 _ => {
                     drop(client);
                     Ok((None, terms.connect_again(place)?))

@@ -1,13 +1,16 @@
-//! The thread that speaks with the server: pipelines transfers, and connects again when the connection breaks.
+//! The thread that communicates with the server. It pipelines transfers, and connects again when
+//! the connection breaks.
 //!
-//! A backend has a thread of its own because a reconnect blocks (names are looked up, servers do not answer) and
-//! nothing may block the reactor. While it is connected it waits in `poll` for orders and for the socket; an
-//! io_uring would save it little, since the socket's memory copies cost more than its system calls.
+//! A backend has a thread of its own because a reconnect blocks (names are looked up, servers do
+//! not answer), and nothing may block the reactor. While it is connected, the thread waits in
+//! `poll` for orders and for the socket. An io_uring would save it little, because the socket's
+//! memory copies cost more than its system calls.
 //!
-//! **What a broken connection means.** All transfers in flight are requested again from their beginning:
-//! no two of them overlap, so doing one twice changes nothing. What had *completed* but was not flushed
-//! is another matter: a server that was restarted may have lost it. Such a loss is counted, and every flush
-//! fails whose submitter has not been told of it yet. The core then writes again what was not flushed.
+//! **What a broken connection means.** All transfers in flight are requested again from their
+//! beginning. No two of them overlap, so doing one twice changes nothing. Writes that had
+//! *completed* and were not flushed are another matter: a server that was restarted may have lost
+//! them. Such a loss is counted, and every flush fails whose submitter has not learnt of it yet.
+//! The core then writes again what was not flushed.
 
 use super::outgoing::{Outgoing, ZERO_BYTES};
 use super::place::{Place, Terms};
@@ -30,26 +33,26 @@ use tidepool_engine::api::IoError;
 use tidepool_nbd::client::{Negotiated, Pipeline, Stream};
 use tidepool_nbd::{Command, encode_request, wire};
 
-/// Pause before the first attempt to connect again; it doubles with every further one.
+/// Pause before the first attempt to connect again; every further attempt doubles it.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long a server may be out of reach before a close no longer waits for it.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
-/// Bytes that are received at once.
+/// Size of the receive buffer, in bytes.
 const INPUT_BYTES: usize = 256 << 10;
-/// How often in a row something is received before it is the turn of sending.
+/// Most receive calls in a row before something is sent again.
 const RECEIVE_ROUNDS: usize = 8;
 
 const EIO: IoError = IoError::Errno(libc::EIO);
 
-/// How far a backend is on its way to its end.
+/// Phase of a backend on its way to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum Phase {
     /// Transfers wait for the server as long as it takes.
     Open,
-    /// Transfers fail when the server has been out of reach for a while.
+    /// Transfers fail once the server has been out of reach for [`CLOSE_PATIENCE`].
     Closing,
     /// The thread ends when nothing is in flight.
     Ended,
@@ -59,17 +62,17 @@ pub(super) enum Phase {
 pub(super) struct Letter {
     pub(super) token: u64,
     pub(super) result: Result<(), IoError>,
-    /// Of a flush: losses of which its failure tells.
+    /// Of a flush: the number of losses that its failure reports.
     pub(super) losses: u64,
 }
 
-/// What the two threads share.
+/// What the backend and its thread share.
 pub(super) struct Shared {
     pub(super) orders: Mailbox<Order>,
     pub(super) letters: Mailbox<Letter>,
     phase: AtomicU8,
     held: Mutex<Option<Held>>,
-    /// The peer that an order is about.
+    /// The peer for a [`Work::Peer`] order.
     peer: Mutex<Option<Peer>>,
 }
 
@@ -96,7 +99,7 @@ impl Held {
 impl Shared {
     pub(super) fn new() -> rustix::io::Result<Shared> {
         Ok(Shared {
-            // One more is for a change of the record, which is no transfer.
+            // One more than the slots: for a change of the record, which is no transfer.
             orders: Mailbox::new(SLOTS + 1)?,
             letters: Mailbox::new(SLOTS + 1)?,
             phase: AtomicU8::new(Phase::Open as u8),
@@ -127,7 +130,7 @@ struct Connection {
     stream: Stream,
     pipeline: Pipeline,
     out: Outgoing,
-    /// A request has been answered on it.
+    /// The server has sent something over it.
     answered: bool,
 }
 
@@ -142,26 +145,26 @@ impl Connection {
 pub(super) struct Link<'a> {
     place: Place,
     shared: &'a Shared,
-    /// As the backend was opened.
+    /// Terms at the time when the backend was opened.
     opened: Terms,
     writable: bool,
-    /// Of the last connection.
+    /// Terms of the last connection.
     terms: Terms,
     connection: Option<Connection>,
     slots: Slots,
     input: Box<[u8]>,
-    /// Writes that have completed, and how many of them a flush has covered.
+    /// Writes that have completed; `flushed` of them are covered by a flush.
     written: u64,
     flushed: u64,
     /// How often completed writes may have been lost.
     losses: u64,
-    /// When the next attempt to connect is due, and the pause after it.
+    /// When the next attempt to connect is due; `pause` follows that attempt.
     retry_at: Instant,
     pause: Duration,
     broken_since: Instant,
-    /// What stands in the way of connecting, as the log has it.
+    /// The last reason why connecting failed, as it was logged.
     trouble: String,
-    /// The export is not the one that was opened: nothing waits for it.
+    /// The export is not the one that was opened: transfers fail instead of waiting.
     refusing: bool,
 }
 
@@ -209,7 +212,7 @@ impl<'a> Link<'a> {
             }
         }
         if let Some(mut connection) = self.connection {
-            // The server also takes a connection for closed that ends without good-bye.
+            // The server treats a connection that ends without this request as closed, too.
             let _ = connection.stream.write_all(&encode_request(0, wire::CMD_DISC, 0, 0, 0));
         }
     }
@@ -238,7 +241,7 @@ impl<'a> Link<'a> {
         debug_assert!(posted, "there is room for a letter of every transfer");
     }
 
-    /// Writes down that the cache's content is not to be trusted any more.
+    /// Records that the cache's content is no longer to be trusted.
     fn disown(&self) -> Result<(), IoError> {
         let mut held = self.shared.held();
         let held = held.as_mut().filter(|held| held.record.superseded.is_none());
@@ -262,7 +265,7 @@ impl<'a> Link<'a> {
         Ok(more || room && self.slots.is_waiting())
     }
 
-    /// Makes requests of what waits, as long as there is room for them.
+    /// Turns waiting transfers into requests, as long as there is room for them.
     fn issue(&mut self) {
         while self.connection.as_ref().is_some_and(|connection| connection.pipeline.room() > 0) {
             let Some((index, order, start)) = self.slots.next_waiting() else { return };
@@ -271,7 +274,7 @@ impl<'a> Link<'a> {
                 continue;
             }
             let Some(bytes) = self.request(index, &order, start) else {
-                // The terms were looked at before, so that the codec refuses nothing.
+                // The terms were checked before, so that the codec refuses nothing.
                 self.end(index, Err(EIO));
                 continue;
             };
@@ -280,7 +283,7 @@ impl<'a> Link<'a> {
         }
     }
 
-    /// The outcome of what the server has no part in.
+    /// The outcome of a transfer that needs no request to the server.
     fn without_server(&self, order: &Order) -> Option<Result<(), IoError>> {
         match order.work {
             Work::Flush { told } if told < self.losses => Some(Err(EIO)),
@@ -303,7 +306,8 @@ impl<'a> Link<'a> {
         let (command, bytes) = match order.work {
             Work::Read { .. } => (Command::Read { df: false }, piece),
             Work::Write { .. } => (Command::Write { fua: false }, piece),
-            // A trim need not read as zero afterwards; this may give the space back too.
+            // A trimmed range need not read as zero afterwards; writing zeroes may free the space
+            // too.
             Work::Zeroes { keep } if terms.zeroes => {
                 (Command::WriteZeroes { fua: false, no_hole: keep, fast_zero: false }, piece)
             }
@@ -318,8 +322,8 @@ impl<'a> Link<'a> {
         connection.out.header(header);
         match order.work {
             Work::Write { ptr } => {
-                // SAFETY: `start` and `bytes` lie inside of the transfer, whose memory stays valid until it is
-                // answered; an answer before all of it is sent is refused in `settle`.
+                // SAFETY: `start` and `bytes` lie inside of the transfer, whose memory stays valid
+                // until it is answered; an answer before all of it is sent is refused in `settle`.
                 unsafe { connection.out.memory(index, ptr.add(start as usize), bytes as usize) };
             }
             Work::Zeroes { .. } if !terms.zeroes => connection.out.zeroes(bytes as usize),
@@ -353,7 +357,7 @@ impl<'a> Link<'a> {
             if leaving && result == Err(IoError::Errno(libc::ESHUTDOWN)) {
                 continue;
             }
-            // Its memory must not be given back while some of it waits to be sent.
+            // The transfer's memory must not be given back while some of it waits to be sent.
             if self.connection.as_ref().is_some_and(|connection| connection.out.holds(index)) {
                 return Err("the server answered a write before it had it".into());
             }
@@ -372,7 +376,7 @@ impl<'a> Link<'a> {
         self.post(order, result);
     }
 
-    /// The connection is gone.
+    /// Handles the end of a connection.
     fn broken(&mut self, why: &str) {
         let answered = self.connection.take().is_some_and(|connection| connection.answered);
         tracing::warn!("{}: the connection broke: {why}; connecting again", self.place.what);
@@ -402,13 +406,13 @@ impl<'a> Link<'a> {
                 None => self.connected(Connection::new(stream, &negotiated), terms),
                 Some(difference) => self.refuse(difference),
             },
-            // It can be reached, but not be what was opened.
+            // The server can be reached, but it does not offer what was opened.
             Err(e @ BackendError::Unsupported { .. }) => self.refuse(e.to_string()),
             Err(e) => self.failed(e.to_string()),
         }
     }
 
-    /// Why the export cannot go on for the one that was opened.
+    /// Why the export cannot take the place of the one that was opened; `None` if it can.
     fn difference(&self, terms: &Terms) -> Option<String> {
         let (was, is) = (self.opened.size_bytes, terms.size_bytes);
         let what = &self.place.what;
@@ -449,7 +453,7 @@ impl<'a> Link<'a> {
         self.pause = (self.pause * 2).min(PAUSE_MAX);
     }
 
-    /// Fails everything in flight.
+    /// Fails all transfers in flight.
     fn give_up(&mut self) {
         for index in self.slots.all() {
             self.end(index, Err(EIO));
@@ -473,7 +477,7 @@ impl<'a> Link<'a> {
                 timeout = Timespec::try_from(left).ok();
             }
         }
-        // Whatever ends the wait, everything is looked at.
+        // Whatever ends the wait, the loop looks at everything.
         let _ = poll(&mut polled, timeout.as_ref());
     }
 }

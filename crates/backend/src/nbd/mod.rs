@@ -1,8 +1,8 @@
 //! `nbd:`: an export of an NBD server, so that whatever nbdkit or qemu-nbd opens can be cached.
 //!
-//! One connection, many requests in flight, by the codec of `tidepool-nbd`. When it breaks the backend
-//! connects again, see `link.rs`. The server knows no owner: lock and record are files of this host,
-//! see `owner.rs`.
+//! One connection carries many requests in flight, through the codec of `tidepool-nbd`. When the
+//! connection breaks, the backend connects again; see `link.rs`. The server knows no owner: lock
+//! and record are files of this host; see `owner.rs`.
 
 mod check;
 mod holes;
@@ -37,17 +37,17 @@ struct NbdBackend {
     read_only: bool,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    /// Transfers without a reported outcome.
+    /// Transfers whose outcome is not reported yet.
     inflight: usize,
-    /// Waits for a change of the record, which is no transfer.
+    /// Token of the change of the ownership record that is under way; it is no transfer.
     naming: Option<u64>,
-    /// Losses of completed writes that the submitter has been told of, by a flush that failed.
+    /// Losses of completed writes that the submitter has learnt of, by a flush that failed.
     told: u64,
-    /// Dropped last: the lock outlasts everything that touches the export.
+    /// Dropped last: the lock is held until nothing touches the export any more.
     _lock: Option<Lock>,
 }
 
-/// Opens an export. The ownership is taken last, when nothing can fail any more that would leave it behind.
+/// Opens an export. The ownership is taken last, so that no later failure can leave it behind.
 pub(crate) fn open(uri: &NbdUri, options: &OpenOptions) -> Result<Opened, BackendError> {
     let place = Place::new(uri);
     let (stream, negotiated) = place.connect()?;
@@ -56,7 +56,7 @@ pub(crate) fn open(uri: &NbdUri, options: &OpenOptions) -> Result<Opened, Backen
     let sidecar = owner::sidecar(uri, options.state_dir.as_deref());
     let lock = sidecar.lock(&place.what, options.read_only)?;
     let connection = (stream, negotiated);
-    // Where the export is only read, others may write what is a hole now.
+    // Where the export is opened for reading only, other clients may write what is a hole now.
     let (own, connection) = match options.read_only {
         true => (None, connection),
         false => holes::own_objects(&place, connection, &terms)?,
@@ -92,13 +92,14 @@ pub(crate) fn open(uri: &NbdUri, options: &OpenOptions) -> Result<Opened, Backen
     })
 }
 
-/// Who owns an export. It has no redo.
+/// An export's name in messages, its ownership record, and a place for a redo. An export has no
+/// redo, so nothing is found there.
 pub(crate) fn look(uri: &NbdUri, state_dir: Option<&Path>) -> Result<Remains, BackendError> {
     let sidecar = owner::sidecar(uri, state_dir);
     Ok((uri.to_string(), sidecar.read()?, Box::new(FileShelf::new(&sidecar))))
 }
 
-/// Gives up what a lost cache holds; see [`crate::abandon`]. The server is not needed for it.
+/// Gives up what a lost cache holds; see [`crate::abandon`]. The server need not run.
 pub(crate) fn abandon(uri: &NbdUri, state_dir: Option<&Path>) -> Result<Option<Ownership>, BackendError> {
     let sidecar = owner::sidecar(uri, state_dir);
     let _lock = sidecar.lock(&uri.to_string(), false)?;
@@ -109,7 +110,7 @@ pub(crate) fn abandon(uri: &NbdUri, state_dir: Option<&Path>) -> Result<Option<O
     Ok(Some(before))
 }
 
-/// Makes an export the peer's; see [`crate::take_over`]. The server is not needed for it.
+/// Makes an export the peer's; see [`crate::take_over`]. The server need not run.
 pub(crate) fn take_over(uri: &NbdUri, how: &TakeOver) -> Result<Ownership, BackendError> {
     let (what, sidecar) = (uri.to_string(), owner::sidecar(uri, how.state_dir.as_deref()));
     let _lock = sidecar.lock(&what, false)?;
@@ -140,7 +141,7 @@ impl NbdBackend {
         Ok((generation, continuity))
     }
 
-    /// Answers a transfer here.
+    /// Completes a transfer without the thread.
     fn complete(&mut self, token: u64, result: Result<(), IoError>) {
         self.shared.letters.post(Letter { token, result, losses: 0 });
     }
@@ -150,7 +151,7 @@ impl NbdBackend {
         debug_assert!(taken, "there is room for an order of every transfer");
     }
 
-    /// Waits until nothing is in flight and drops the outcomes.
+    /// Waits until nothing is in flight, and drops the outcomes.
     fn quiesce(&mut self) {
         self.shared.set_phase(Phase::Closing);
         while self.inflight > 0 || self.naming.is_some() {
@@ -171,7 +172,7 @@ impl NbdBackend {
         outcome.unwrap_or(Ok(()))
     }
 
-    /// Ends the thread; nothing is in flight.
+    /// Ends the thread. Nothing may be in flight.
     fn end(&mut self) {
         self.shared.set_phase(Phase::Ended);
         if let Some(thread) = self.thread.take() {
@@ -193,7 +194,7 @@ impl Backend for NbdBackend {
         assert!(self.inflight < INFLIGHT_MAX, "more than {INFLIGHT_MAX} transfers in flight");
         self.inflight += 1;
         if transfer.is_redo() || matches!(transfer, Transfer::Snapshot { .. } | Transfer::Resize { .. }) {
-            // There is no place beside an export, and no way to ask for these.
+            // There is no place beside an export, and NBD has no request for these.
             return self.complete(token, Err(IoError::Errno(libc::ENOTSUP)));
         }
         // SAFETY: as the caller vouches.
@@ -266,14 +267,14 @@ impl Backend for NbdBackend {
         if unsure && let Some(found) = sidecar.read()?.filter(|found| found.is_of(&record)) {
             record = record.with_peer(found.peer);
         }
-        // The lock is given up with the backend, after the record says how the export was left.
+        // The lock is released with the backend, after the record says how the export was left.
         sidecar.write(&record.released(how, None))
     }
 }
 
 impl Drop for NbdBackend {
     fn drop(&mut self) {
-        // The thread goes on using the transfers' memory until they complete.
+        // The thread uses the transfers' memory until they complete.
         self.quiesce();
         self.end();
     }

@@ -1,4 +1,5 @@
-//! What waits to be sent: headers, and the memory of writes, which is sent from where it is.
+//! What waits to be sent: request headers, and the payload of writes, which is sent from the memory
+//! of the transfer.
 
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
@@ -8,9 +9,9 @@ use std::os::fd::AsFd;
 use tidepool_engine::mem::AlignedBuf;
 use tidepool_nbd::wire;
 
-/// Longest stretch of zeroes that is sent at once, in bytes.
+/// Longest payload of zeroes, in bytes.
 pub(super) const ZERO_BYTES: usize = 1 << 20;
-/// Stretches that one system call sends.
+/// Most stretches that one system call sends.
 const BATCH: usize = 64;
 
 /// A stretch of bytes.
@@ -33,15 +34,15 @@ impl Segment {
 /// The queue of one connection.
 pub(super) struct Outgoing {
     segments: VecDeque<Segment>,
-    /// Bytes of the first stretch that are sent.
+    /// Bytes of the first stretch that are sent already.
     sent: usize,
-    /// Stretches of memory that wait here, for every slot.
+    /// For every slot, how many stretches of its memory wait here.
     held: Box<[u32]>,
     zeroes: AlignedBuf,
 }
 
 impl Outgoing {
-    /// For transfers in slots below `slots`.
+    /// A queue for transfers in slots below `slots`.
     pub(super) fn new(slots: usize) -> Outgoing {
         Outgoing {
             segments: VecDeque::with_capacity(256),
@@ -103,7 +104,7 @@ impl Outgoing {
         for (slice, segment) in batch.iter_mut().zip(&self.segments) {
             let bytes = match segment {
                 Segment::Header(bytes) => &bytes[..],
-                // SAFETY: the caller who queued it keeps the memory as it is until it is sent.
+                // SAFETY: the caller that queued it keeps the memory unchanged until it is sent.
                 Segment::Memory { ptr, len, .. } => unsafe { std::slice::from_raw_parts(*ptr, *len) },
                 Segment::Zeroes { len } => &self.zeroes[..*len],
             };

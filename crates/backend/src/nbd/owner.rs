@@ -1,7 +1,9 @@
-//! The ownership of an export: an NBD server keeps no record and no lock, so both are files of this host.
+//! The ownership of an export: an NBD server keeps no record and no lock, so both are files of this
+//! host.
 //!
-//! They stand where the records of block devices stand, under a name made of what the URI means. They
-//! keep two caches of one host apart; nothing keeps a client on another host away.
+//! They stand in the directory of the records of block devices, under a name made of what the URI
+//! means. They exclude two caches of one host from each other. Nothing excludes a client on another
+//! host.
 
 use crate::file::{self, Sidecar};
 use crate::identity::export;
@@ -14,12 +16,13 @@ use uuid::Uuid;
 /// Characters of the readable part of a record's name.
 const NAME_CHARS_MAX: usize = 120;
 
-/// Where the record and the lock are of the export that a URI means.
+/// The place of the record and the lock of the export that a URI means.
 pub(super) fn sidecar(uri: &NbdUri, state_dir: Option<&Path>) -> Sidecar {
     Sidecar::within(file::state_dir(state_dir), &name(uri))
 }
 
-/// A name for the files of an export: readable as far as it goes, and told from others by a digest.
+/// A name for the files of an export: a part that can be read, and a digest that distinguishes it
+/// from others.
 fn name(uri: &NbdUri) -> String {
     let key = export(uri).to_string();
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
@@ -29,8 +32,9 @@ fn name(uri: &NbdUri) -> String {
     format!("{readable}-{digest}")
 }
 
-/// Whether somebody else wrote since the record was made. Nothing at a server tells: also while this cache owned
-/// the export, another client may have written, so that clean cached data never stays.
+/// Whether another client has written since the record was made. The server tells nothing about
+/// that. Another client may have written even while this cache owned the export, so clean cached
+/// data is never kept.
 pub(super) fn continuity(record: Option<&Ownership>, cache_uuid: Uuid) -> Continuity {
     if let Some(known) = Continuity::of_record(record, cache_uuid) {
         return known;

@@ -8,7 +8,7 @@ use tidepool_engine::api::{BLOCK_BYTES, SECTOR_BYTES};
 use tidepool_nbd::client::{ClientError, Negotiated, Stream, Wanted, negotiate};
 use tidepool_nbd::{Context, NbdUri, wire};
 
-/// Longest wait for a server that accepts a connection or answers in a handshake.
+/// Longest wait for a server to accept a connection or to answer in a handshake.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
 
 /// An export by its URI.
@@ -24,13 +24,13 @@ pub(super) struct Place {
 pub(super) struct Terms {
     pub(super) size_bytes: u64,
     pub(super) read_only: bool,
-    /// There is a flush. Without one a write counts as durable when it completes.
+    /// The server offers a flush. Without one a write counts as durable when it completes.
     pub(super) flush: bool,
-    /// There is a command that writes zeroes.
+    /// The server offers a command that writes zeroes.
     pub(super) zeroes: bool,
-    /// Offsets and lengths are multiples of this.
+    /// Offsets and lengths are multiples of so many bytes.
     pub(super) block_bytes_min: u32,
-    /// Longest range of one request.
+    /// Longest range of one request, in bytes.
     pub(super) piece_bytes_max: u32,
 }
 
@@ -39,7 +39,8 @@ impl Place {
         Place { uri: uri.clone(), what: uri.to_string() }
     }
 
-    /// Connects and agrees with the server. Waits for some seconds at most, beside the lookup of a host's name.
+    /// Connects and negotiates with the server. Waits for some seconds at most, beside the lookup
+    /// of the host's name.
     pub(super) fn connect(&self) -> Result<(Stream, Negotiated), BackendError> {
         self.try_connect().map_err(|e| self.error(e))
     }
@@ -80,7 +81,7 @@ impl Place {
 }
 
 impl Terms {
-    /// What was agreed on, or why an image cannot be like that.
+    /// The terms that were negotiated, or why a volume cannot use the export.
     pub(super) fn of(place: &Place, negotiated: &Negotiated) -> Result<Terms, BackendError> {
         let unfit = |why: String| BackendError::Unsupported { what: place.what.clone(), why };
         let (size_bytes, sizes) = (negotiated.size_bytes, negotiated.block_sizes);
@@ -115,7 +116,7 @@ impl Terms {
         })
     }
 
-    /// Another connection to the server that has agreed on these terms.
+    /// Another connection to the server. It fails if the server offers other terms now.
     pub(super) fn connect_again(&self, place: &Place) -> Result<(Stream, Negotiated), BackendError> {
         let (stream, negotiated) = place.connect()?;
         if Terms::of(place, &negotiated)? != *self {
@@ -125,7 +126,7 @@ impl Terms {
         Ok((stream, negotiated))
     }
 
-    /// Refuses an export that cannot be written, if it is to be.
+    /// Refuses a read-only export if it is to be written.
     pub(super) fn check_writable(&self, place: &Place, options: &OpenOptions) -> Result<(), BackendError> {
         if self.read_only && !options.read_only {
             return Err(BackendError::Denied {

@@ -1,4 +1,4 @@
-//! Transfers in flight, and what replies bring for them.
+//! Transfers in flight, and the effect of replies on them.
 
 use crate::backend::INFLIGHT_MAX;
 use std::collections::VecDeque;
@@ -6,7 +6,7 @@ use tidepool_engine::api::IoError;
 use tidepool_nbd::Errno;
 use tidepool_nbd::client::{Failure, Sink};
 
-/// What is to be done.
+/// Kind of an order.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Work {
     Read {
@@ -19,12 +19,12 @@ pub(super) enum Work {
     Zeroes {
         keep: bool,
     },
-    /// `told`: losses that the one who flushes has been told of.
+    /// `told`: losses that the submitter of the flush has learnt of.
     Flush {
         told: u64,
     },
     Disown,
-    /// Has the record name the peer in [`super::link::Shared`].
+    /// Makes the record name the peer in [`super::link::Shared`].
     Peer,
 }
 
@@ -34,7 +34,7 @@ impl Work {
     }
 }
 
-/// A transfer on its way to the thread that does it.
+/// A transfer, or a change of the record, on its way to the thread that does it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Order {
     pub(super) token: u64,
@@ -43,20 +43,20 @@ pub(super) struct Order {
     pub(super) len: u64,
 }
 
-// SAFETY: the pointers name memory that the submitter keeps valid whichever thread uses it, as the contract of
-// `Backend::submit` says.
+// SAFETY: the pointers name memory that the submitter keeps valid whichever thread uses it, as the
+// contract of `Backend::submit` says.
 unsafe impl Send for Order {}
 
-/// A transfer in flight: it is cut into pieces that are requests of their own.
+/// A transfer in flight. It is cut into pieces, each of which is a request of its own.
 #[derive(Debug)]
 struct Slot {
     order: Order,
-    /// Bytes of it that have been requested.
+    /// Bytes of the transfer that have been requested.
     asked: u64,
-    /// Requests without an answer.
+    /// Requests that are not answered yet.
     unanswered: u32,
     error: Option<IoError>,
-    /// Flush: writes that had completed when it was sent.
+    /// Of a flush: number of writes that had completed when it was sent.
     covers: u64,
 }
 
@@ -67,11 +67,11 @@ pub(super) const SLOTS: usize = INFLIGHT_MAX + 1;
 pub(super) struct Slots {
     slots: Box<[Option<Slot>]>,
     free: Vec<u16>,
-    /// Those with something left to request, in turn.
+    /// Transfers with something left to request, in turn.
     waiting: VecDeque<u16>,
-    /// Those whose last answer has come.
+    /// Transfers whose last answer has come.
     over: Vec<u16>,
-    /// A server has said that it is about to end.
+    /// A server has announced that it is about to end.
     leaving: bool,
 }
 
@@ -101,15 +101,16 @@ impl Slots {
         !self.waiting.is_empty()
     }
 
-    /// The next transfer that has something to request, and how much of it is requested.
+    /// The next transfer with something left to request, and the number of its bytes that are
+    /// requested.
     pub(super) fn next_waiting(&mut self) -> Option<(u16, Order, u64)> {
         let index = self.waiting.pop_front()?;
         let slot = self.slot(index);
         Some((index, slot.order, slot.asked))
     }
 
-    /// Notes a request for `bytes` more of a transfer that [`Slots::next_waiting`] gave; with more to come it has its turn
-    /// again.
+    /// Notes a request for `bytes` more of the transfer that [`Slots::next_waiting`] has returned.
+    /// If more is left, the transfer waits for its next turn.
     pub(super) fn asked(&mut self, index: u16, bytes: u64, covers: u64) {
         let slot = self.slot(index);
         slot.asked += bytes;
@@ -120,14 +121,15 @@ impl Slots {
         }
     }
 
-    /// Ends a transfer.
+    /// Ends a transfer and frees its slot.
     pub(super) fn end(&mut self, index: u16) -> Order {
         let slot = self.slots[usize::from(index)].take().expect("a transfer in flight");
         self.free.push(index);
         slot.order
     }
 
-    /// Every transfer is to be requested from its beginning: those before have no answer to expect any more.
+    /// Makes every transfer start again from its beginning: earlier requests will not be answered
+    /// any more.
     pub(super) fn restart(&mut self) {
         self.waiting.clear();
         self.over.clear();
@@ -139,21 +141,21 @@ impl Slots {
         }
     }
 
-    /// Transfers in flight, all of them.
+    /// All transfers in flight.
     pub(super) fn all(&self) -> Vec<u16> {
         let slots = self.slots.iter().enumerate();
         slots.filter(|(_, slot)| slot.is_some()).map(|(index, _)| index as u16).collect()
     }
 
-    /// A transfer whose answers have all come: its outcome, and what a flush covers. It stays in flight
-    /// until [`Slots::end`].
+    /// A transfer whose answers have all come: its outcome, and what a flush covers. The transfer
+    /// stays in flight until [`Slots::end`].
     pub(super) fn over(&mut self) -> Option<(u16, Result<(), IoError>, u64)> {
         let index = self.over.pop()?;
         let slot = self.slot(index);
         Some((index, slot.error.map_or(Ok(()), Err), slot.covers))
     }
 
-    /// Takes note that a server is about to end; once.
+    /// Whether a server has announced its end since the last call or [`Slots::restart`].
     pub(super) fn take_leaving(&mut self) -> bool {
         std::mem::take(&mut self.leaving)
     }
@@ -162,18 +164,19 @@ impl Slots {
         self.slots[usize::from(index)].as_mut().expect("a transfer in flight")
     }
 
-    /// Where the bytes of a read go.
+    /// Destination of bytes of a read.
     fn target(&mut self, tag: u64, at: u32) -> *mut u8 {
         let (index, start) = untag(tag);
         let Work::Read { ptr } = self.slot(index).order.work else {
             unreachable!("only reads are answered with data");
         };
-        // SAFETY: the codec passes on what lies inside of the request, and that lies inside of the memory.
+        // SAFETY: the codec passes on what lies inside of the request, and that lies inside of the
+        // memory.
         unsafe { ptr.add(start as usize + at as usize) }
     }
 }
 
-/// A request's name: the transfer, and where in it the request begins.
+/// Tag of a request: the transfer, and where in the transfer the request begins.
 pub(super) fn tag(index: u16, start: u64) -> u64 {
     start << 16 | u64::from(index)
 }
@@ -185,7 +188,7 @@ fn untag(tag: u64) -> (u16, u64) {
 impl Sink for Slots {
     fn data(&mut self, tag: u64, at: u32, bytes: &[u8]) {
         let target = self.target(tag, at);
-        // SAFETY: the submitter of the read keeps its memory valid, and nobody else touches it.
+        // SAFETY: the submitter of the read keeps its memory valid, and nothing else touches it.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
     }
 
@@ -200,7 +203,7 @@ impl Sink for Slots {
     fn completed(&mut self, tag: u64, result: Result<(), Failure>) {
         let (index, _) = untag(tag);
         let error = result.err().map(|failure| failure.errno);
-        // What a leaving server refuses, the next one does.
+        // A request that an ending server refuses is sent again over the next connection.
         self.leaving |= error == Some(Errno::Shutdown);
         let slot = self.slot(index);
         slot.unanswered -= 1;

@@ -1,16 +1,17 @@
-//! Addresses of RADOS clients. One client is written in several ways by Ceph's versions:
-//! `10.0.0.1:0/77`, `v1:10.0.0.1:0/77`, `[v2:10.0.0.1:0/77,v1:10.0.0.1:0/77]`.
+//! Addresses of RADOS clients. Ceph's versions write one client in several ways: `10.0.0.1:0/77`,
+//! `v1:10.0.0.1:0/77`, `[v2:10.0.0.1:0/77,v1:10.0.0.1:0/77]`.
 
 use std::fmt::{self, Display};
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 
-/// What stands before an address and names its protocol.
+/// Prefixes of an address that name its protocol.
 const PROTOCOLS: [&str; 3] = ["v1:", "v2:", "any:"];
 /// Longest text that is read as an address, in bytes.
 const ADDRESS_BYTES_MAX: usize = 256;
 
-/// Exactly one RADOS client: where it is, and the nonce that tells it from the others of its host. Its text is what blocklists take.
+/// Exactly one RADOS client: its address, and the nonce that distinguishes it from other clients of
+/// its host. Its text has the form that blocklists take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Client {
     address: SocketAddr,
@@ -18,8 +19,9 @@ pub struct Client {
 }
 
 impl Client {
-    /// Reads any way to write a client; the error says why the text names none. What Ceph would cut, complete or round is refused: with nonce
-    /// 0, which 4294967296 is for Ceph too, a blocklist keeps a whole host away.
+    /// Reads a client in any notation. The error says why the text does not name one client. A text
+    /// that Ceph would cut, complete or round is refused: a blocklist entry with nonce 0 keeps a
+    /// whole host away, and Ceph takes 4294967296 for nonce 0.
     pub fn of(text: &str) -> Result<Client, &'static str> {
         if text.len() > ADDRESS_BYTES_MAX {
             return Err("it is longer than any address");
@@ -54,7 +56,8 @@ impl Client {
         Ok(Client { address, nonce })
     }
 
-    /// Reads a client that may be fenced: nothing else of Ceph's has such an address. The error says why it may not.
+    /// Reads a client that may be fenced: no other part of Ceph has such an address. The error says
+    /// why the client may not be fenced.
     pub fn to_fence(text: &str) -> Result<Client, &'static str> {
         let client = Client::of(text)?;
         if client.address.port() != 0 {
@@ -68,7 +71,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Where it is.
+    /// Its IP address.
     pub fn ip(&self) -> IpAddr {
         self.address.ip()
     }
@@ -80,17 +83,17 @@ impl Display for Client {
     }
 }
 
-/// What follows the name of a protocol.
+/// The text that follows a protocol's prefix.
 fn protocol(text: &str) -> Option<&str> {
     PROTOCOLS.iter().find_map(|protocol| text.strip_prefix(protocol))
 }
 
-/// The plain form `IP:PORT/NONCE` of our own address, as Ceph has written it.
+/// The plain form `IP:PORT/NONCE` of our own address, which Ceph has written in its notation.
 pub(super) fn plain(address: &str) -> String {
     Client::of(address).map_or_else(|_| address.to_owned(), |client| client.to_string())
 }
 
-/// Whether two texts name the same client. A text that names none is nobody's.
+/// Whether two texts name the same client. A text that names no client is equal to no text.
 pub(super) fn same(a: &str, b: &str) -> bool {
     Client::of(a).is_ok_and(|a| Client::of(b) == Ok(a))
 }
@@ -134,7 +137,7 @@ mod tests {
             ("any:127.0.0.1:0/1", "127.0.0.1:0/1"),
             ("[fd00::1]:0/5", "[fd00::1]:0/5"),
             ("[v2:[fd00::1]:0/5,v1:[fd00:0:0::1]:0/5]", "[fd00::1]:0/5"),
-            // Written so by nobody, but no other client.
+            // No version of Ceph writes it so, but it is the same client.
             ("10.0.0.1:0/0077", "10.0.0.1:0/77"),
         ] {
             assert_eq!(
@@ -154,7 +157,7 @@ mod tests {
             ("10.0.0.1:0/", "32 bits"),
             ("10.0.0.1:0", "no nonce"),
             ("10.0.0.1", "no nonce"),
-            // A range.
+            // A range of addresses.
             ("10.0.0.0/24", "not an IP address with a port"),
             ("10.0.0.0:0/24/24", "not an IP address with a port"),
             ("cidr:10.0.0.0:0/24", "not an IP address with a port"),
@@ -162,15 +165,15 @@ mod tests {
             ("[fd00::]/64", "not an IP address with a port"),
             ("10.0.0.1-10.0.0.9:0/77", "not an IP address with a port"),
             ("10.0.0.*:0/77", "not an IP address with a port"),
-            // Another client too.
+            // More than one client.
             ("[v2:10.0.0.1:0/77,v1:10.0.0.2:0/77]", "more than one client"),
             ("[v2:10.0.0.1:0/77,v1:10.0.0.1:0/78]", "more than one client"),
             ("10.0.0.1:0/77,10.0.0.2:0/77", "not an IP address with a port"),
             ("10.0.0.1:0/77 10.0.0.2:0/77", "not an IP address with a port"),
-            // A daemon.
+            // A daemon of Ceph.
             ("10.0.0.1:6800/77", "Ceph's daemons"),
             ("[v2:10.0.0.1:6800/77,v1:10.0.0.1:6801/77]", "more than one client"),
-            // Nothing.
+            // No client at all.
             ("", "no nonce"),
             ("-", "no nonce"),
             ("/77", "not an IP address with a port"),
@@ -183,7 +186,7 @@ mod tests {
             ("host.example:0/77", "not an IP address with a port"),
             ("tidepool-check/0", "not an IP address with a port"),
             ("client.4123", "no nonce"),
-            // Almost one.
+            // Texts that are not quite a client.
             ("10.0.0.1:0/+77", "not a number"),
             ("10.0.0.1:0/-1", "not a number"),
             ("10.0.0.1:0/0x4d", "not a number"),
@@ -243,7 +246,7 @@ mod tests {
             prop_assert!(address.parse::<SocketAddr>().is_ok_and(|address| address.port() == 0), "{text}: {fenced}");
             prop_assert_eq!(fenced.matches('/').count(), 1);
             prop_assert_eq!(Client::to_fence(&fenced), Ok(client), "{}", text);
-            // It is the nonce of every part, as it stands there.
+            // The fenced client has the nonce of every part of the text.
             let ends = text.trim_end_matches(']').split(',').map(|part| part.rsplit('/').next().unwrap_or_default());
             for end in ends {
                 prop_assert_eq!(end.parse::<u128>().ok(), nonce.parse().ok(), "{}", text);

@@ -1,4 +1,4 @@
-//! Taking an image: the steps until it is ours, and giving it up.
+//! Taking an image, with all steps until the image is ours, and giving it up.
 
 use super::address;
 use super::cluster::{Cluster, IoCtx, Locker};
@@ -20,16 +20,18 @@ use std::sync::Arc;
 use tidepool_engine::api::IoError;
 use uuid::Uuid;
 
-/// Clients of cut attempts that are remembered.
+/// Most claims in a record. A claim names the client of an attempt to open the image; it remains if
+/// the attempt is cut short.
 pub(super) const CLAIMS_MAX: usize = 8;
 
-/// How often it is tried again to allow changes of an image whose header others change meanwhile.
+/// Most attempts to allow changes of an image while other clients change its header.
 const ALLOWS_MAX: u32 = 10;
 
-/// What is written down when others have used the moment in which the guard was lifted for us.
+/// Written into the record when other clients have used the moment in which the guard was lifted
+/// for us.
 const DISTURBED: &str = "another client has changed the image while it was being opened";
 
-/// An image that has become ours.
+/// An image that was taken.
 pub(super) struct Attached {
     pub(super) image: Image,
     pub(super) facts: Facts,
@@ -38,7 +40,7 @@ pub(super) struct Attached {
     pub(super) continuity: Continuity,
     pub(super) attachment: Attachment,
     pub(super) guarded: bool,
-    /// What is to be known of the image.
+    /// What the user of the volume should know about the image.
     pub(super) notes: Vec<String>,
 }
 
@@ -84,19 +86,19 @@ pub(super) fn attach(
     continuity.check_dirty(&place.what, options)?;
     let own_address = cluster.address().map_err(|e| place.error(cluster, "read the client's address", e))?;
     let client = address::plain(&own_address);
-    // Without the lock on the cache nothing proves that its process is dead.
+    // Without the lock on the cache device nothing proves that its process is dead.
     let fence_s = if options.recover { FENCE_FOREIGN_S } else { survey.own_fence_s(cache_uuid) };
     let fences = Fences::plan(place, &survey, &holder, options, fence_s, false)?;
 
     reached(Point::Fencing)?;
-    // The clients of a record that was taken over may be alive.
+    // The clients in a record that was taken over may be alive.
     fences.set_former(place, cluster)?;
     let listed = fences.others(survey.record.as_ref());
     let (before, claimed) = claim(&mut survey, pool, cache_uuid, &client, &fences)?;
     reached(Point::Claimed)?;
     let version = fence(place, cluster, pool, &survey, &holder, &fences)?;
     if before.taken_from.is_some() {
-        // Until it was fenced it may have committed more.
+        // The former owner may have committed more until it was fenced.
         check_cache(place, cluster, &survey, &before, options)?;
     }
     let guarded = survey.can_guard();
@@ -121,15 +123,17 @@ pub(super) fn attach(
             Ok(attached)
         }
         Err(e) => {
-            // As it was, while the lock is still ours.
+            // Restores the former state while the lock is still ours.
             match (survey.guarded(), before.state) {
                 (true, _) if !guarded => spot.guard_again(),
                 (false, OwnerState::Clean) => spot.free(),
-                // Nothing tells others that its newest data is in the cache, or somebody has been there: the header tells what they do.
+                // No guard tells other clients that the newest data is in the cache, or a client
+                // was there while it was lifted. From now on the header's version shows what other
+                // clients do.
                 (false, _) if !guarded || !taken.undisturbed => {
                     spot.expose_or_warn(&taken, &mut survey.owner, &before);
                 }
-                // The guard stands.
+                // The guard is set.
                 _ => {}
             }
             Err(e)
@@ -137,7 +141,8 @@ pub(super) fn attach(
     }
 }
 
-/// Writes down which client is about to take the lock. Returns the record as it was before, and as it is.
+/// Writes into the record which client is about to take the lock. Returns the record as it was
+/// before, and as it is now.
 fn claim(
     survey: &mut Survey,
     pool: &IoCtx,
@@ -156,7 +161,7 @@ fn claim(
         record = Ownership { fenced, ..Ownership::new(before.generation, cache_uuid, OwnerState::Clean) };
     }
     if record.claims.len() >= CLAIMS_MAX {
-        // Who holds the lock is the one that must be known.
+        // The claim of the client that holds the lock must stay in the record.
         let locks = |claim: &String| {
             survey.locker.as_ref().is_some_and(|locker| address::same(&locker.address, claim))
         };
@@ -173,8 +178,9 @@ fn claim(
     Ok((before, record))
 }
 
-/// Makes sure that nothing arrives any more from the host that had the image, and removes a dead lock. Returns the version of the image's
-/// header as long as nobody else has changed it since the survey.
+/// Makes sure that nothing arrives any more from clients that had the image, and removes the lock
+/// of a dead client. Returns the version that the image's header has if no other client has changed
+/// it since the survey.
 fn fence(
     place: &Place,
     cluster: &Cluster,
@@ -183,14 +189,15 @@ fn fence(
     holder: &Holder,
     fences: &Fences,
 ) -> Result<u64, BackendError> {
-    // A dead process of ours that has lost its lock may still have requests under way, too.
+    // A dead process of ours that has lost its lock may still have requests in flight, too.
     fences.set_dead(place, cluster)?;
     let mut version = survey.header_version;
     if let Holder::OurDead(locker) | Holder::Gone(locker) = holder {
         tracing::info!(image = %place.what, client = %locker.client, address = %locker.address, "a dead owner is fenced");
         let broken = pool.break_lock(&survey.facts.header(), locker);
         let broken = broken.map_err(|e| place.error(cluster, "break the dead owner's lock", e))?;
-        // Without a lock to break somebody was faster: then the header is not as the survey saw it.
+        // If there was no lock to break, another client was faster. Then the header is not as the
+        // survey saw it.
         version = broken.unwrap_or(version);
     }
     Ok(version)
@@ -206,16 +213,17 @@ pub(super) struct Spot<'a> {
     pub(super) client: &'a str,
 }
 
-/// In which state of the image its lock is to be taken.
+/// The state of the image in which its lock is to be taken.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Start {
     /// The guard is set and has to be lifted for a moment.
     Guarded,
-    /// It is not, and this is the header's version since nobody else can have written.
+    /// The guard is not set. As long as the header has this version, no other client has written
+    /// since that version was read.
     Unguarded(u64),
 }
 
-/// What an attempt to take the lock has come to, also when it fails.
+/// What an attempt to take the lock has done so far, also when the attempt fails.
 #[derive(Default)]
 struct Progress {
     /// We have lifted a guard that is ours.
@@ -230,7 +238,7 @@ struct Progress {
 struct Taken {
     image: Image,
     locker: Locker,
-    /// Nobody has changed the image between the lifting of its guard and its opening.
+    /// No other client has changed the image between the lifting of its guard and its opening.
     undisturbed: bool,
 }
 
@@ -239,8 +247,9 @@ impl Spot<'_> {
         move |e| self.place.error(self.cluster, action, e)
     }
 
-    /// Lifts the guard if there is one, opens the image, takes its lock, and sets the guard (again).
-    /// `record` is what stands in `owner`.
+    /// Lifts the guard if there is one, opens the image, takes its lock, and sets the guard. With
+    /// `guarded_after` false, it sets only the guard's keys and forbids changes of the image.
+    /// `record` is what `owner` contains.
     fn take(
         &self,
         start: Start,
@@ -255,7 +264,7 @@ impl Spot<'_> {
                 if progress.allowed && !guarded_after {
                     self.forbid_again();
                 }
-                // A guard that somebody else has set since is not ours to lift.
+                // A guard that another client has set since then is not ours.
                 if progress.lifted {
                     self.relent(owner, record, progress.disturbed);
                 }
@@ -263,10 +272,10 @@ impl Spot<'_> {
             }
         };
         if !taken.undisturbed && record.state != OwnerState::Clean {
-            // The guard that is set now will look as if it had stood all the time.
+            // The guard that is set now will look as if it had been set all the time.
             let superseded = Some(DISTURBED.into());
             if let Err(e) = owner.swap(self.pool, &Ownership { superseded, ..record.renewed() }) {
-                // It stays lifted, which proves nothing.
+                // The guard stays lifted, and proves nothing in this state.
                 tracing::warn!(image = %self.place.what, "{DISTURBED}");
                 return Err(e);
             }
@@ -287,7 +296,7 @@ impl Spot<'_> {
                 self.forbid_again();
             }
             match progress.lifted || record.state != OwnerState::Clean {
-                // Its absence must not look as if others had taken it away.
+                // The missing guard must not look as if another client had removed it.
                 true => self.expose_or_warn(&taken, owner, record),
                 false => self.free(),
             }
@@ -297,34 +306,37 @@ impl Spot<'_> {
         Ok(taken)
     }
 
-    /// After a failure with the guard lifted: sets it again, and remembers what others did meanwhile.
+    /// After a failure with the guard lifted: sets the guard again. If `disturbed`, first records
+    /// that another client has used the moment.
     fn relent(&self, owner: &mut OwnerObject, record: &Ownership, disturbed: bool) {
         if disturbed {
             let superseded = Some(DISTURBED.into());
             if let Err(e) = owner.swap(self.pool, &Ownership { superseded, ..record.renewed() }) {
                 tracing::warn!("{e}");
-                // Without the guard the header's version tells the next attempt.
+                // The guard stays lifted: then the header's version shows the next attempt that
+                // another client was there.
                 return;
             }
         }
         self.guard_again();
     }
 
-    /// After a failure: the guard as it was, if the cluster still lets us.
+    /// After a failure: sets the guard as it was, if the cluster still lets us.
     fn guard_again(&self) {
         if let Err(e) = guard::set(self.pool, self.header) {
             tracing::warn!(image = %self.place.what, error = %e, "the guard of the image could not be restored");
         }
     }
 
-    /// After a failure: changes are forbidden, as they were, if the cluster still lets us.
+    /// After a failure: forbids changes again, if the cluster still lets us.
     fn forbid_again(&self) {
         if let Err(e) = forbid::set(self.pool, self.header) {
             tracing::warn!(image = %self.place.what, error = %e, "changes of the image could not be forbidden again");
         }
     }
 
-    /// After a failure: no guard, as it was, if the cluster still lets us.
+    /// After a failure: removes the guard, which was not there before, if the cluster still lets
+    /// us.
     fn free(&self) {
         let allowed = forbid::lift(self.pool, self.header, None);
         if let Err(e) = allowed.and_then(|_| guard::free(self.pool, self.header)) {
@@ -332,7 +344,7 @@ impl Spot<'_> {
         }
     }
 
-    /// Lifts the guard. Returns the header's version after it.
+    /// Lifts the guard. Returns the header's version after that.
     fn lift(
         &self,
         owner: &mut OwnerObject,
@@ -343,10 +355,11 @@ impl Spot<'_> {
         let version =
             guard::lift(self.pool, self.header, None).map_err(self.failed("lift the guard of the image"))?;
         reached(Point::Bare)?;
-        // A kill before the lock is ours must not look as if others had taken the guard away.
+        // After a kill before the lock is ours, it must not look as if another client had removed
+        // the guard.
         let lifted = Ownership { lifted: Some(version), ..record.renewed() };
         if let Err(e) = owner.swap(self.pool, &lifted) {
-            // The client that has changed the record since decides about the guard.
+            // The client that has changed the record since then decides about the guard.
             progress.lifted = !matches!(e, BackendError::Locked { .. });
             return Err(e);
         }
@@ -354,12 +367,14 @@ impl Spot<'_> {
         Ok(version)
     }
 
-    /// Allows changes of the image if they are forbidden, before its lock is taken; see [`forbid`]. Returns the header's version after it,
-    /// or `version`, which it has no more, if somebody has changed the header since.
+    /// Allows changes of the image if they are forbidden, before its lock is taken; see [`forbid`].
+    /// Returns the header's version after that. If another client has changed the header meanwhile,
+    /// returns `version`, which the header then no longer has.
     fn allow(&self, version: u64, progress: &mut Progress) -> Result<u64, BackendError> {
         let mut expected = version;
         for _ in 0..ALLOWS_MAX {
-            // A kill before the lock is ours must not look as if others had changed the header.
+            // After a kill before the lock is ours, it must not look as if another client had
+            // changed the header.
             match forbid::lift_and_mark(self.pool, self.header, expected) {
                 Ok(None) => return Ok(version),
                 Ok(Some(after)) => {
@@ -369,7 +384,8 @@ impl Spot<'_> {
                 Err(e) if matches!(e.raw_os_error(), Some(libc::ERANGE | libc::EOVERFLOW | libc::EBUSY)) => {}
                 Err(e) => return Err(self.failed("allow changes of the image")(e)),
             }
-            // A client that has taken the lock since has forbidden them, and not for us to lift.
+            // A client that has taken the lock since then has forbidden changes itself. They are
+            // not ours to allow.
             expected = self.pool.version(self.header).map_err(self.failed("read the image's header"))?;
             if let Some(locker) =
                 self.pool.locker(self.header).map_err(self.failed("read the image's lock"))?
@@ -404,7 +420,7 @@ impl Spot<'_> {
             let taken = locker.as_ref().is_some_and(|locker| !ours(locker));
             progress.disturbed |= taken;
             return Err(match e.raw_os_error() {
-                // EINVAL is for a handle that sees the guard of another owner.
+                // librbd returns EINVAL for a handle that sees the guard of another owner.
                 Some(libc::EROFS | libc::EBUSY | libc::EEXIST) => self.lost(locker),
                 Some(libc::EINVAL) if taken => self.lost(locker),
                 _ => self.place.error(self.cluster, "take the exclusive lock", e),
@@ -419,7 +435,7 @@ impl Spot<'_> {
         }
     }
 
-    /// With the lock taken: the last looks, and the record that makes the image ours.
+    /// With the lock taken: the last checks, and the record that makes the image ours.
     fn settle(
         &self,
         taken: &Taken,
@@ -434,12 +450,12 @@ impl Spot<'_> {
             false => Continuity::overwritten(DISTURBED),
         };
         if let Err(e) = continuity.check_dirty(&self.place.what, options) {
-            // The next attempt would not see it any more.
+            // The next attempt would not see any more that another client was there.
             let superseded = Some(DISTURBED.into());
             survey.owner.swap(self.pool, &Ownership { superseded, ..before.renewed() })?;
             return Err(e);
         }
-        // A client that was there in between may have changed it.
+        // A client that had the image in between may have changed it.
         let found = taken.image.facts().map_err(self.failed("read the image's header"))?;
         if found.can_guard() != guarded {
             let holder = "another client has changed its features just now; try again".to_owned();
@@ -458,7 +474,7 @@ impl Spot<'_> {
         let mut record = Ownership::taken(Some(before), options);
         record.client = Some(self.client.to_owned());
         if let Some(snapshot) = &options.roll_back {
-            // What has begun can only be finished.
+            // A rollback that has begun can only be finished, so its snapshot has to exist.
             taken.image.snapshot_id(snapshot).map_err(|e| self.no_snapshot(snapshot, e))?;
             record = record.rolling_back(snapshot);
         }
@@ -466,11 +482,12 @@ impl Spot<'_> {
         Ok((record, continuity))
     }
 
-    /// Gives the lock back with the guard lifted: it was away, or there is a client that does not know of it.
-    /// So it proves nothing any more, and the header's version has to.
+    /// Releases the lock with the guard lifted. The guard was lifted for a moment, or a client has
+    /// not seen it. So the guard proves nothing any more, and the header's version is the proof.
     fn expose(&self, taken: &Taken, owner: &mut OwnerObject, before: &Ownership) -> Result<(), BackendError> {
         if before.rollback.is_some() {
-            // It is no proof of anything, and keeps others from what is half of one thing and half of another.
+            // The guard is no proof here, but it keeps other clients from an image that is half
+            // rolled back.
             return Ok(());
         }
         let released = self.pool.break_lock(self.header, &taken.locker);
@@ -480,7 +497,7 @@ impl Spot<'_> {
             Some(Err(e)) if !matches!(e.raw_os_error(), Some(libc::ERANGE | libc::EOVERFLOW)) => {
                 return Err(self.failed("lift the guard of the image")(e));
             }
-            // Somebody was faster.
+            // Another client was faster.
             Some(Err(_)) | None => None,
         };
         let disturbed = lifted.is_none() || !taken.undisturbed;
@@ -494,8 +511,8 @@ impl Spot<'_> {
         }
     }
 
-    /// Refuses the image if a client has opened it for writing just before the guard was set: it does not
-    /// know of the guard, and would write as soon as our lock falls.
+    /// Refuses the image if a client has opened it for writing just before the guard was set. Such
+    /// a client does not know of the guard, and would write as soon as our lock is released.
     fn check_newcomers(
         &self,
         image: &Image,
@@ -503,7 +520,7 @@ impl Spot<'_> {
         options: &OpenOptions,
     ) -> Result<(), BackendError> {
         let own = survey.own_clients(options);
-        // Who was there before has seen the guard, or would have been refused.
+        // A client that had the image open before has seen the guard, or would have been refused.
         let known = own.iter().chain(&survey.facts.watchers).map(String::as_str).chain([self.client]);
         let watchers = image.watchers().map_err(self.failed("list who has the image open"))?;
         let newcomer = |watcher: &&String| !known.clone().any(|client| address::same(client, watcher));
@@ -536,7 +553,7 @@ impl Spot<'_> {
     }
 }
 
-/// Refuses a cache that has lost what the image's redo has got from it.
+/// Refuses a cache that has lost records which the image's redo names.
 fn check_cache(
     place: &Place,
     cluster: &Arc<Cluster>,
@@ -550,7 +567,7 @@ fn check_cache(
     redo::check_cache(&place.what, &shelf, record, sequence)
 }
 
-/// Refuses an image that somebody still has open or locked, its owner or another client.
+/// Refuses an image that its owner or another client still has open or locked.
 pub(super) fn check_abandoned(place: &Place, survey: &Survey) -> Result<(), BackendError> {
     let Some(record) = survey.record.as_ref().filter(|record| record.state != OwnerState::Clean) else {
         return Ok(());
@@ -579,19 +596,20 @@ pub(super) fn abandon(
     rights::check(place, cluster, pool, false)?;
     let mut survey = Survey::take(place, cluster, pool)?;
     survey.drop_unfit_claims(place);
-    // Without the uuid of any cache nobody's process counts as dead: a client that watches is alive.
+    // Without the uuid of a cache, no process counts as dead: a client that watches the image
+    // counts as alive.
     let holder = survey.holder(&OpenOptions::default());
     let unlocked = survey.check_lock(place, &holder, &OpenOptions::default());
-    // What a kill has left of an earlier attempt, to open the image or to give it up.
+    // What an earlier attempt to open the image, or to give it up, has left when it was killed.
     let is_left = survey.guarded() || survey.facts.forbidden;
     let left = |record: &Ownership| {
         record.state != OwnerState::Clean || record.left_guard() && (is_left || !record.claims.is_empty())
     };
     let Some(before) = survey.record.clone().filter(left) else {
-        // An older release knows nothing of these parts of the guard, and has left them.
+        // An older release does not know these parts of the guard, and has left them.
         if survey.facts.forbidden || unlocked.is_ok() {
             unlocked?;
-            // Unless somebody has taken it since.
+            // This fails if another client has changed the header since the survey.
             allow(pool, &survey.facts, Some(survey.header_version))
                 .and_then(|()| guard::unreserve(pool, &survey.facts.header()))
                 .map_err(|e| place.error(cluster, "take away the guard of the image", e))?;
@@ -602,15 +620,16 @@ pub(super) fn abandon(
     refuse_live(place, &survey, &before)?;
     let shelf = super::shelf(place, cluster, &survey.facts.id)?;
     redo::check_version(&place.what, &shelf)?;
-    // The owner is not proven dead: its fence stands as long as that of any other client.
+    // The owner is not proven dead, so its fence lasts as long as that of a foreign client.
     let fences = Fences::plan(place, &survey, &holder, &OpenOptions::default(), FENCE_FOREIGN_S, true)?;
     let before = before.with_fences(&fences.listed());
-    // They are listed before they stand, so that a kill leaves none that nobody knows of.
+    // The fences are listed before they are set, so that a kill leaves no fence that no record
+    // lists.
     survey.owner.swap(pool, &before)?;
     fences.set_former(place, cluster)?;
     fence(place, cluster, pool, &survey, &holder, &fences)?;
-    // The record first: an owner that comes back in between must not find its guard gone. A kill in between
-    // leaves a record that lets the next attempt lift the guard.
+    // The record is written first: an owner that comes back in between must not find its guard
+    // gone. A kill in between leaves a record that lets the next attempt lift the guard.
     survey.owner.swap(pool, &before.abandoned())?;
     redo::clear(&place.what, &shelf, before.generation)?;
     reached(Point::Abandoned)?;
@@ -620,12 +639,13 @@ pub(super) fn abandon(
     Ok(Some(before))
 }
 
-/// Allows changes of an image where a cache has forbidden them, if its header still has this version (`None`: any).
+/// Allows changes of an image if a cache has forbidden them and the header still has this version
+/// (`None`: any).
 fn allow(pool: &IoCtx, facts: &Facts, expected: Option<u64>) -> io::Result<()> {
     if facts.forbidden { forbid::lift(pool, &facts.header(), expected).map(drop) } else { Ok(()) }
 }
 
-/// What [`retake`] works with, and what a release writes down.
+/// What [`retake`], a change of the image or its record, and a release need.
 #[derive(Clone)]
 pub(super) struct Claim {
     pub(super) cluster: Arc<Cluster>,
@@ -637,7 +657,7 @@ pub(super) struct Claim {
     /// Address of our client.
     pub(super) address: String,
     pub(super) record: Ownership,
-    /// The guard is in use.
+    /// The guard's feature bit is in use.
     pub(super) guarded: bool,
 }
 
@@ -656,10 +676,10 @@ impl Attached {
     }
 }
 
-/// What has come of an attempt to replace a handle.
+/// The outcome of an attempt to replace a handle.
 pub(super) struct Retaken {
     pub(super) image: Result<Image, Failed>,
-    /// The record's object, as far as the attempt has come to it.
+    /// The record's object, if the attempt has read or written it.
     pub(super) owner: Option<OwnerObject>,
 }
 
@@ -675,15 +695,17 @@ impl Retaken {
 pub(super) enum Failed {
     /// A further attempt may succeed.
     Yet(IoError),
-    /// The transfers that wait for it fail.
+    /// The transfers that wait for the new handle fail.
     For(IoError),
 }
 
-/// Replaces a handle that has turned read-only (see [`guard`]) by a new one, if the image is still ours.
+/// Replaces a handle that has turned read-only (see [`guard`]) by a new one, if the image is still
+/// ours.
 ///
-/// The lock proves nothing here: librbd itself gives it up and takes it again when its watch was lost.
-/// What proves that nobody else has written is the guard, which stood all the time. Only the opening itself
-/// must not see it, and whether somebody used that moment is looked at.
+/// The lock proves nothing here: librbd itself releases it, and takes it again, when its watch was
+/// lost. The guard proves that no other client has written, because it was set all the time. Only
+/// the opening itself must not see the guard; afterwards we check whether another client has used
+/// that moment.
 pub(super) fn retake(claim: &Claim, old: Option<Arc<Image>>) -> Retaken {
     let mut owner = None;
     let image = try_retake(claim, old, &mut owner).map_err(|e| {
@@ -693,7 +715,8 @@ pub(super) fn retake(claim: &Claim, old: Option<Arc<Image>>) -> Retaken {
                 tracing::error!(%image, error = %e, "the volume is fenced: its image is no longer ours");
                 Failed::For(IoError::Fenced)
             }
-            // What a right, the cluster or a passing client stands in the way of.
+            // A right is missing, the cluster is out of reach, or another client has the lock or is
+            // changing the record. This may pass.
             _ if matches!(
                 e,
                 BackendError::Denied { .. } | BackendError::Unavailable { .. } | BackendError::Locked { .. }
@@ -711,7 +734,7 @@ pub(super) fn retake(claim: &Claim, old: Option<Arc<Image>>) -> Retaken {
     Retaken { image, owner }
 }
 
-/// Writes down that the cache's content is not to be trusted any more; see [`crate::Transfer::Disown`].
+/// Records that the cache's content is no longer to be trusted; see [`crate::Transfer::Disown`].
 pub(super) fn disown(claim: &Claim) -> Result<(OwnerObject, Ownership), BackendError> {
     let Claim { cluster, place, .. } = claim;
     let pool = cluster.pool(&place.pool, &place.namespace)?;
@@ -738,22 +761,25 @@ fn try_retake(
     let Some(record) = record.filter(|record| record.is_of(&claim.record)) else { return Err(fenced()) };
     let owner = read.insert(owner);
     if record.superseded.is_some() && claim.record.superseded.is_none() {
-        // An earlier attempt has found that others have used its moment.
+        // An earlier attempt has found that another client has used its moment.
         return Err(fenced());
     }
-    // Who holds the other copy is as it stands there: of a change that has failed the outcome is not known.
+    // The peer is taken from the record that was just read: if a change of the record has failed,
+    // its outcome is not known.
     let mut current = claim.record.with_peer(record.peer.clone());
     let broken = |locker: &Locker| {
         pool.break_lock(header, locker).map_err(|e| place.error(cluster, "release the lock", e))
     };
-    // The version, if nobody has come since an earlier attempt has lifted the guard, or given the lock up where there is none.
+    // The header's version, if no client has come since an earlier attempt lifted the guard, or
+    // released the lock where there is no guard.
     let untouched = || {
         let version = pool.version(header).map_err(|e| place.error(cluster, "read the image's header", e))?;
         let (_, tag) = pool.lock(header).map_err(|e| place.error(cluster, "read the image's lock", e))?;
         let is_known = record.lifted == Some(version) || tag == guard::LIFTED_TAG;
         if is_known { Ok(version) } else { Err(fenced()) }
     };
-    // Without a guard it is the header's version since the lock was ours that tells who has come.
+    // The header's version after the release of our lock. Without a guard, it shows later whether
+    // another client has come.
     let mut released = None;
     if !claim.guarded {
         released = match read_locker()? {
@@ -761,12 +787,12 @@ fn try_retake(
             Some(_) => return Err(fenced()),
             None => Some(untouched()?),
         };
-        // librbd had another one by then; it is to be tried again.
+        // The lock was no longer the one just read: try again later.
         let gone = || place.error(cluster, "release the lock", io::Error::from_raw_os_error(libc::ETIMEDOUT));
         current.lifted = Some(released.ok_or_else(gone)?);
         owner.swap(&pool, &current.renewed())?;
     }
-    // Closing waits for whatever librbd does with the lock at this moment, and releases it.
+    // Closing waits for whatever librbd does with the lock at this moment, and releases the lock.
     drop(old);
     match read_locker()? {
         Some(locker) if ours(&locker) => released = broken(&locker)?.or(released),
@@ -792,32 +818,32 @@ fn try_retake(
     Ok(taken.image)
 }
 
-/// Moments of taking and giving up an image at which the tests look in.
+/// Moments of taking and giving up an image at which tests can intervene.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Point {
-    /// Everything was looked at.
+    /// All checks were made.
     Fencing,
-    /// The claim stands in the record.
+    /// The claim is in the record.
     Claimed,
-    /// The guard is lifted, which the record does not say yet.
+    /// The guard is lifted; the record does not say so yet.
     Bare,
-    /// The guard is lifted.
+    /// The guard is lifted, and the record says so.
     Lifted,
-    /// Changes of the image, which were forbidden, are allowed; its lock is nobody's.
+    /// Changes of the image, if they were forbidden, are allowed; its lock is not taken.
     Permitted,
-    /// The lock is ours, the guard is not set.
+    /// The lock is ours; the guard is not set.
     Locked,
-    /// Lock and guard are ours, the record does not say so yet.
+    /// Lock and guard are ours; the record does not say so yet.
     Guarded,
-    /// The record says that the image is given up, the guard stands.
+    /// The record says that the image is given up; the guard is still set.
     Abandoned,
     /// The guard is lifted for a change of the image.
     Exposed,
-    /// The record says that the image is being rolled back, which has not begun.
+    /// The record says that the image is being rolled back; the rollback has not begun.
     Marked,
-    /// The image is rolled back, which the record does not say yet.
+    /// The image is rolled back; the record does not say so yet.
     RolledBack,
-    /// The record says so, and the handle has not seen it yet.
+    /// The record says that the image is rolled back; the handle has not read the header again.
     Finished,
     /// The record is about to name another peer.
     Naming,
@@ -837,7 +863,7 @@ pub(super) static HOOK: std::sync::Mutex<Option<Hook>> = std::sync::Mutex::new(N
 
 #[cfg(test)]
 pub(super) fn reached(point: Point) -> Result<(), BackendError> {
-    // Taken out: a hook that never returns must not be in the way of the next one.
+    // The hook is taken out, so that a hook that never returns does not block the next one.
     let hook = HOOK.lock().expect("no hook panics").take();
     let Some(mut hook) = hook else { return Ok(()) };
     let outcome = hook(point);

@@ -1,5 +1,5 @@
-//! Changing an image of ours with its open handle. The guard, or the bit that stands for it, forbids that to everybody, so it is lifted
-//! for that moment.
+//! Changing an image of ours with its open handle. The guard, or the bit that takes its place,
+//! forbids changes to every client, so it is lifted while the change is made.
 
 use super::address;
 use super::attach::{Attached, Claim, Point, Spot, reached};
@@ -15,26 +15,28 @@ use std::io;
 use std::time::Duration;
 use tidepool_engine::api::IoError;
 
-/// How often the guard is set again after a change of the image before that is given up, and the pause between.
+/// Most attempts to set the guard again after a change of the image, and the pause between them.
 const REGUARDS_MAX: u32 = 60;
 const REGUARD_PAUSE: Duration = Duration::from_secs(1);
 
 /// A change of the image that the guard forbids.
 #[derive(Debug, Clone)]
 pub(super) enum Change {
-    /// A snapshot of this name.
+    /// Take a snapshot of this name.
     Snapshot(String),
-    /// A snapshot that mirroring sends to the other cluster.
+    /// Take a snapshot that mirroring sends to the other cluster.
     MirrorSnapshot,
-    /// Of the snapshot of this name.
+    /// Change the snapshot of this name.
     OfSnapshot(SnapshotChange, String),
-    /// Another size in bytes.
+    /// Set another size, in bytes.
     Size(u64),
 }
 
-/// Changes the image with its open handle. The guard forbids it to everybody, so it is lifted for that moment, which
-/// the lock that we hold makes safe: librbd takes it from nobody who is there. `EROFS` if the handle sees the guard, or
-/// lock and record do not say that the image is ours at this moment; [`super::attach::retake`] finds out which.
+/// Changes the image with its open handle. The guard forbids changes to every client, so it is
+/// lifted while the change is made. The lock that we hold makes that safe: librbd takes a lock from
+/// no client that is alive. Returns `EROFS` if the handle sees the guard or the lock is not ours at
+/// this moment; [`super::attach::retake`] finds out which. Returns `Fenced` if the record is no
+/// longer ours.
 pub(super) fn change(claim: &Claim, image: &Image, what: &Change) -> Result<(), IoError> {
     try_change(claim, image, what).map_err(|e| {
         tracing::warn!(image = %claim.place.what, change = ?what, error = %e, "the image was not changed");
@@ -68,7 +70,7 @@ fn try_change(claim: &Claim, image: &Image, what: &Change) -> Result<(), Backend
         Change::MirrorSnapshot => image
             .mirror_snapshot()
             .map_err(|e| BackendError::io(&place.what, "take a snapshot for mirroring", e)),
-        // The caller is told what the error means for a snapshot.
+        // The error number is kept: it tells the caller what is wrong with the snapshot.
         Change::OfSnapshot(change, name) => image
             .change_snapshot(*change, name)
             .map_err(|e| BackendError::io(format!("{}@{name}", place.what), action(*change), e)),
@@ -87,7 +89,7 @@ fn try_change(claim: &Claim, image: &Image, what: &Change) -> Result<(), Backend
     done
 }
 
-/// What others can change of an image while that is allowed.
+/// What other clients can change in an image while changes are allowed.
 struct Seen {
     size_bytes: u64,
     features: u64,
@@ -95,7 +97,8 @@ struct Seen {
 }
 
 impl Seen {
-    /// What others have done between `self` and `after`, beside our own change; without one the image was rolled back.
+    /// What other clients have changed between `self` and `after`, beside our own change; without
+    /// `own` the image was rolled back.
     fn foreign(&self, after: &Seen, own: Option<&Change>) -> Vec<String> {
         let mut found = Vec::new();
         if self.features != after.features {
@@ -123,7 +126,7 @@ impl Seen {
         found
     }
 
-    /// The image has another size, which we have not given it.
+    /// Whether the image has another size that we have not given it.
     fn is_resized(&self, after: &Seen, own: Option<&Change>) -> bool {
         match own {
             Some(Change::Size(size_bytes)) => ![self.size_bytes, *size_bytes].contains(&after.size_bytes),
@@ -134,7 +137,7 @@ impl Seen {
 }
 
 impl Spot<'_> {
-    /// What the handle finds when it has read the header again.
+    /// What the handle finds after it has read the header again.
     fn read_again(&self, image: &Image) -> Result<Facts, BackendError> {
         image.sizes().map_err(self.failed("read the image's header"))?;
         image.facts().map_err(self.failed("read the image's header"))
@@ -146,8 +149,8 @@ impl Spot<'_> {
         Ok(Seen { size_bytes, features, snapshots })
     }
 
-    /// Does something with an image of ours that is forbidden to everybody: what forbids it is lifted for that moment, which the lock
-    /// that we hold makes safe. `own`: what it is.
+    /// Changes an image of ours. What forbids changes is lifted meanwhile; the lock that we hold
+    /// makes that safe. `own` is the change that `work` makes.
     fn unguarded<T>(
         &self,
         image: &Image,
@@ -158,7 +161,8 @@ impl Spot<'_> {
         if guarded { self.bare(image, work) } else { self.allowed(image, Some(own), work) }
     }
 
-    /// Lifts the guard for a moment. Nobody who opens the image meanwhile goes on without having seen it.
+    /// Does `work` while the guard is lifted. A client that opens the image meanwhile is made to
+    /// see the guard afterwards.
     fn bare<T>(
         &self,
         image: &Image,
@@ -172,8 +176,9 @@ impl Spot<'_> {
         self.until_done("guard the image again", || guard::set(self.pool, self.header).map(drop))?;
         let is_known = |watcher: &String| before.iter().any(|known| address::same(known, watcher));
         if !watchers().is_ok_and(|after| after.iter().all(is_known)) {
-            // A client that has opened the image in that moment has not seen the guard, and reads the header again when told to. So does our own
-            // handle, which is replaced then.
+            // A client that has opened the image in that moment has not seen the guard; a
+            // notification makes the client read the header again. Our own handle reads it too, and
+            // is replaced then.
             if let Err(e) = self.pool.notify_header(self.header) {
                 tracing::warn!(image = %self.place.what, error = %e, "a client that has just opened the image may not see its guard");
             }
@@ -181,7 +186,8 @@ impl Spot<'_> {
         done
     }
 
-    /// Does something that works under the guard, with a handle that has not read the header since the guard was set.
+    /// Does `work`, which is possible under the guard with a handle that has not read the header
+    /// since the guard was set. Without a guard, changes are allowed meanwhile.
     fn under_guard<T>(
         &self,
         image: &Image,
@@ -191,12 +197,14 @@ impl Spot<'_> {
         if guarded { work() } else { self.allowed(image, None, work) }
     }
 
-    /// Has the handle see what has become of the image. Without a guard it may do so at any time.
+    /// Makes the handle read the image's header again, while the guard is lifted. Without a guard
+    /// the handle may read the header at any time.
     fn look(&self, image: &Image, guarded: bool) -> Result<Facts, BackendError> {
         if guarded { self.bare(image, || self.read_again(image)) } else { self.read_again(image) }
     }
 
-    /// Forbids changes of the image, of which our handle is to know: others have it make theirs.
+    /// Forbids changes of the image, and makes our handle read that, because other clients pass
+    /// their changes to our handle.
     pub(super) fn forbid(&self, image: &Image) -> io::Result<()> {
         if forbid::set(self.pool, self.header)? {
             self.tell_handles()?;
@@ -204,8 +212,8 @@ impl Spot<'_> {
         image.sizes().map(drop)
     }
 
-    /// Has every handle of the image read its header again. One of a client that has died answers nothing, and the others are told all
-    /// the same.
+    /// Makes every handle of the image read its header again. The handle of a client that has died
+    /// does not answer; the others are notified all the same.
     fn tell_handles(&self) -> io::Result<()> {
         self.pool.notify_header(self.header).or_else(|e| match e.raw_os_error() {
             Some(libc::ETIMEDOUT) => Ok(()),
@@ -213,8 +221,9 @@ impl Spot<'_> {
         })
     }
 
-    /// Does something with an image of ours without a guard: our own change, or else a rollback. Everybody may change it for that moment.
-    /// What has come of that is looked at; `Overwritten` if others have given it another size.
+    /// Does `work` with an image of ours that has no guard: our own change `own`, or a rollback
+    /// without `own`. Every client may change the image meanwhile, so the image is compared
+    /// afterwards. `Overwritten` if another client has given it another size.
     fn allowed<T>(
         &self,
         image: &Image,
@@ -226,13 +235,14 @@ impl Spot<'_> {
         reached(Point::Exposed)?;
         const TELL: &str = "have the image's handle read its header";
         let done = self.tell_handles().map_err(self.failed(TELL)).and_then(|()| work());
-        // Each for itself: a bit that is set already tells nobody.
+        // The two steps are repeated separately: `forbid` would notify no handle in a repetition
+        // that finds the bit set already.
         let forbidden = self
             .until_done("forbid changes of the image again", || forbid::set(self.pool, self.header).map(drop))
             .and_then(|()| self.until_done(TELL, || self.tell_handles()));
         let what = &self.place.what;
         if let Err(error) = forbidden {
-            // What was done is done.
+            // The change itself has been made.
             tracing::error!(image = %what, %error, "others can change the image until the cache changes it next, or releases it");
         }
         match self.seen(image) {
@@ -252,7 +262,8 @@ impl Spot<'_> {
         done
     }
 
-    /// Does what must be done, if the cluster lets us within sixty attempts.
+    /// Repeats `work` until it succeeds, sixty times at most. Stops at once if this client is
+    /// fenced.
     fn until_done(
         &self,
         action: &'static str,
@@ -271,8 +282,10 @@ impl Spot<'_> {
 }
 
 impl Attached {
-    /// Makes the image what it was at a snapshot. Its record says that this is under way, and the guard stands meanwhile: whatever becomes
-    /// of this process, nobody takes the image for whole. `again`: an earlier attempt was cut short.
+    /// Makes the image what it was at a snapshot. Meanwhile the record says that the rollback is
+    /// under way, and the guard is set where the image can have one. So whatever happens to this
+    /// process, the image is not used as if it were complete. `again`: an earlier attempt was cut
+    /// short.
     pub(super) fn roll_back(
         &mut self,
         spot: &Spot<'_>,
@@ -292,15 +305,18 @@ impl Attached {
 
     fn change_back(&mut self, spot: &Spot<'_>, snapshot: &str, again: bool) -> Result<(), BackendError> {
         let Spot { place, cluster, pool, .. } = *spot;
-        // All of it is in the image, and must not go over what that becomes.
+        // All data is in the image, and the redo must not be written over the image after the
+        // rollback.
         let shelf = super::shelf(place, cluster, &self.facts.id)?;
         redo::clear(&place.what, &shelf, self.record.generation)?;
         cluster.wait_forever().map_err(|e| BackendError::io(&place.what, "wait for the cluster", e))?;
         reached(Point::Marked)?;
         let image = &self.image;
         if again && self.facts.features & FEATURE_OBJECT_MAP != 0 {
-            // librbd leaves objects alone that neither the image's map has nor the snapshot's. It changes the one to the other before it
-            // looks at the objects, so that after a kill in between the image's map lacks those that have come since the snapshot.
+            // librbd ignores objects that neither the image's map nor the snapshot's map contains.
+            // It changes the image's map to the snapshot's before it looks at the objects. So after
+            // a kill in between, the image's map lacks the objects that were created since the
+            // snapshot.
             let rebuild = || image.rebuild_object_map().map_err(spot.failed("rebuild the object map"));
             spot.under_guard(image, self.guarded, rebuild)?;
             spot.look(image, self.guarded)?;

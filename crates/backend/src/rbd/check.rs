@@ -1,4 +1,4 @@
-//! The dry run of an image in a pool.
+//! The dry run of opening an image in a pool.
 
 use super::cluster::{Cluster, grant};
 use super::fence::{self, Fences};
@@ -14,7 +14,7 @@ use crate::redo::check_version;
 use crate::uri::BackendUri;
 use uuid::Uuid;
 
-/// Looks at everything that opening the image would look at.
+/// Checks the image, its lock and its ownership record, and adds to the report what was found.
 pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckReport) {
     let Some(place) = Place::of(uri) else { return };
     let reached = report.step("cluster", place.connect(), |(cluster, _)| {
@@ -109,7 +109,8 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
     plan(&survey, &holder, cache_uuid, report);
 }
 
-/// The fences that the record lists and the cluster has; where the cluster does not tell, those that should stand.
+/// The fences that the record lists and the cluster has. If the cluster does not report its fences,
+/// the listed fences that have not expired.
 fn standing_fences(cluster: &Cluster, record: Option<&Ownership>) -> Vec<Fenced> {
     let Some(record) = record else { return Vec::new() };
     let standing = fence::standing(cluster, &record.fenced);

@@ -1,4 +1,4 @@
-//! A RADOS client and what the control path does with it. Everything here blocks.
+//! A RADOS client, and the operations of the control path on it. Everything here blocks.
 
 use super::address::Client;
 use super::sys::{self, IoCtxT, Libraries, RadosT};
@@ -10,13 +10,13 @@ use std::path::Path;
 use std::ptr;
 use std::sync::Arc;
 
-/// Seconds that connecting, and each operation while an image is being opened, may take.
+/// Timeout of connecting, and of each operation while an image is being opened, in seconds.
 const OPEN_TIMEOUT_S: u32 = 30;
-/// Room for the names of pools in bytes, at first.
+/// First size of the buffer for the names of pools, in bytes.
 const POOLS_BYTES: usize = 4096;
-/// Room for the lists of lock holders in bytes; the exclusive lock has one.
+/// Size of each buffer for a list of lock holders, in bytes; the exclusive lock has one holder.
 const LOCKERS_BYTES_MAX: usize = 16 * 1024;
-/// How long the handles of an image may take to say that they have learnt of a change.
+/// How long the handles of an image may take to acknowledge a notification, in milliseconds.
 const NOTIFY_TIMEOUT_MS: u64 = 5000;
 /// Name of librbd's exclusive lock.
 pub(super) const LOCK_NAME: &CStr = c"rbd_lock";
@@ -26,42 +26,43 @@ pub(super) const LOCK_TAG_MANAGED: &str = "internal";
 /// The setting that names librbd's plugins, its persistent cache among them.
 const PLUGINS: &CStr = c"rbd_plugins";
 
-/// Settings that our guarantees rest on. A configuration file cannot change them.
+/// Settings on which our guarantees depend. A configuration file cannot change them.
 const SETTINGS: &[(&CStr, &CStr)] = &[
-    // The cache is ours: librbd must neither acknowledge early nor hand out old data.
+    // The cache is ours: librbd must neither acknowledge early nor return old data.
     (c"rbd_cache", c"false"),
-    // Nor keep on this host what it has acknowledged, which no object map tells of. (An image's or a pool's own setting goes before
-    // this one; such images are refused.)
+    // librbd must not keep acknowledged data on this host either: no object map shows that data. (A
+    // setting of an image or a pool takes precedence over this one; such images are refused.)
     (PLUGINS, c""),
-    // A discard of less than an object has to zero it.
+    // A discard of less than an object has to zero its range.
     (c"rbd_skip_partial_discard", c"false"),
     (c"rbd_discard_granularity_bytes", c"0"),
-    // Fencing is done here, with an expiry of our choice: with a non-zero setting Ceph 16 cannot break a lock.
+    // Fencing is done here, with an expiry of our choice: with a non-zero setting Ceph 16 cannot
+    // break a lock.
     (c"rbd_blocklist_on_break_lock", c"false"),
     (c"rbd_blocklist_expire_seconds", c"0"),
-    // Submitting must not block, whatever is in flight.
+    // Submitting must not block, however much is in flight.
     (c"rbd_non_blocking_aio", c"true"),
     (c"objecter_inflight_ops", c"16384"),
     (c"objecter_inflight_op_bytes", c"2147483648"),
-    // Errors are reported by return value; standard error belongs to the daemon's own log.
+    // Errors are returned to the caller; standard error is for the daemon's own log.
     (c"log_to_stderr", c"false"),
     (c"err_to_stderr", c"false"),
 ];
 
-/// Somebody who is fenced, as the monitors write it.
+/// A fenced client, as the monitors write it.
 #[derive(Debug, Deserialize)]
 pub(super) struct Blocklisted {
-    /// Address of the client, or of more than one.
+    /// Address of the client, or of several clients.
     #[serde(rename = "addr")]
     pub(super) address: String,
-    /// When the fence falls, as the monitors' clock has it.
+    /// When the fence expires, by the monitors' clock.
     pub(super) until: String,
 }
 
 impl Blocklisted {
-    /// When the fence falls, in seconds since 1970; `None` for a time that is written in another way.
+    /// When the fence expires, in seconds since 1970; `None` for a time in another notation.
     pub(super) fn until_unix_s(&self) -> Option<i64> {
-        // 2026-01-31T10:20:30.123456+0100
+        // The form is 2026-01-31T10:20:30.123456+0100.
         let text = &self.until;
         let number = |from: usize, to: usize| text.get(from..to)?.parse::<i64>().ok();
         let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
@@ -69,7 +70,7 @@ impl Blocklisted {
         let offset = text.get(19..)?.rfind(['+', '-']).map(|at| at + 19)?;
         let sign = if text[offset..].starts_with('-') { -1 } else { 1 };
         let (hours, minutes) = (number(offset + 1, offset + 3)?, number(offset + 3, offset + 5)?);
-        // Days since 1970, in years that begin with March.
+        // Days since 1970, counted in years that begin with March.
         let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
         let days = year * 365 + year / 4 - year / 100 + year / 400 + (month * 153 + 2) / 5 + day - 719_469;
         Some(days * 86_400 + hour * 3600 + minute * 60 + second - sign * (hours * 3600 + minutes * 60))
@@ -89,10 +90,10 @@ unsafe impl Send for Cluster {}
 // SAFETY: as above, concurrently too.
 unsafe impl Sync for Cluster {}
 
-/// Text for a C function.
+/// Text for a C function; it is cut at the first NUL.
 pub(super) fn c_string(text: &str) -> CString {
-    // URIs contain no control characters, and records are JSON; a NUL can only come from a damaged
-    // record, and a cut name then finds nothing.
+    // URIs contain no control characters, and records are JSON. So a NUL can only come from a
+    // damaged record, and the cut name then finds nothing.
     CString::new(text.split('\0').next().unwrap_or_default()).expect("no NUL is left")
 }
 
@@ -102,7 +103,7 @@ pub(super) fn check(result: c_int) -> io::Result<c_int> {
 }
 
 impl Cluster {
-    /// Connects. Operations time out until [`Cluster::wait_forever`].
+    /// Connects. Operations time out until [`Cluster::wait_forever`] is called.
     pub(super) fn connect(
         what: &str,
         conf: Option<&Path>,
@@ -137,7 +138,7 @@ impl Cluster {
         // SAFETY: a created handle; null stands for CEPH_ARGS.
         unsafe { (self.libraries.rados.rados_conf_parse_env)(self.handle, ptr::null()) };
         for (option, value) in SETTINGS {
-            // Which options exist depends on Ceph's version; the tests prove those that matter.
+            // Which options exist depends on Ceph's version; the tests cover those that matter.
             if let Err(e) = self.set(option, value) {
                 tracing::debug!(option = ?option, error = %e, "this Ceph does not know an option");
             }
@@ -148,7 +149,7 @@ impl Cluster {
         set.map_err(|e| BackendError::io(&self.what, "configure the RADOS client", e))
     }
 
-    /// Why the monitors, which have accepted the client, have not told it where the pools are.
+    /// The error for monitors that have accepted the client but do not tell it where the pools are.
     fn no_map(&self) -> String {
         let user = &self.user;
         format!(
@@ -182,7 +183,7 @@ impl Cluster {
         }
     }
 
-    /// From now on operations wait as long as the cluster is away.
+    /// From now on operations wait for as long as the cluster is out of reach.
     pub(super) fn wait_forever(&self) -> io::Result<()> {
         self.set(c"rados_osd_op_timeout", c"0")?;
         self.set(c"rados_mon_op_timeout", c"0")
@@ -197,7 +198,7 @@ impl Cluster {
         &self.user
     }
 
-    /// The name of the cluster, which no other one has.
+    /// The id of the cluster, which no other cluster has.
     pub(super) fn fsid(&self) -> io::Result<String> {
         let mut fsid = [0u8; 64];
         // SAFETY: a connected handle, a buffer with its length.
@@ -219,7 +220,7 @@ impl Cluster {
             })?;
             let needed = usize::try_from(needed).unwrap_or(0);
             if needed <= names.len() {
-                // Each ends with a NUL, and the last one is empty.
+                // Each name ends with a NUL, and an empty name ends the list.
                 let list = names[..needed].split(|&byte| byte == 0).take_while(|name| !name.is_empty());
                 return Ok(list.map(|name| String::from_utf8_lossy(name).into_owned()).collect());
             }
@@ -227,7 +228,7 @@ impl Cluster {
         }
     }
 
-    /// This client's address and nonce, as locks and blocklists name it.
+    /// This client's address and nonce, as locks and blocklists contain it.
     pub(super) fn address(&self) -> io::Result<String> {
         let mut text: *mut c_char = ptr::null_mut();
         // SAFETY: a connected handle and a valid out pointer.
@@ -242,7 +243,7 @@ impl Cluster {
         Ok(address)
     }
 
-    /// Sends a command to the monitors; the error carries their text.
+    /// Sends a command to the monitors; the error includes their text.
     pub(super) fn mon_command(&self, command: &serde_json::Value) -> Result<Vec<u8>, (io::Error, String)> {
         let command = c_string(&command.to_string());
         let commands = [command.as_ptr()];
@@ -277,7 +278,7 @@ impl Cluster {
         bytes
     }
 
-    /// Fences a client: nothing that it sends is executed any more, for `expire_s` seconds.
+    /// Fences a client: for `expire_s` seconds nothing that it sends is executed.
     pub(super) fn blocklist(&self, client: Client, expire_s: f64) -> Result<(), BackendError> {
         let command = serde_json::json!({
             "prefix": "osd blocklist", "blocklistop": "add", "addr": client.to_string(), "expire": expire_s,
@@ -290,7 +291,7 @@ impl Cluster {
             .map_err(|e| BackendError::io(&self.what, "wait for the map that fences the old client", e))
     }
 
-    /// Has a client be no more fenced.
+    /// Ends the fence of a client.
     pub(super) fn unblocklist(&self, client: Client) -> Result<(), BackendError> {
         let command = serde_json::json!({
             "prefix": "osd blocklist", "blocklistop": "rm", "addr": client.to_string(),
@@ -299,19 +300,19 @@ impl Cluster {
         self.mon_command(&command).map(drop).map_err(failed)
     }
 
-    /// Everybody who is fenced.
+    /// All clients that are fenced.
     pub(super) fn blocklisted(&self) -> Result<Vec<Blocklisted>, BackendError> {
         let failed = |source| BackendError::io(&self.what, "list who is fenced (osd blocklist ls)", source);
         let command = serde_json::json!({ "prefix": "osd blocklist ls", "format": "json" });
         let list = self.mon_command(&command).map_err(|(e, _)| failed(e))?;
-        // Behind the list of clients stands one of ranges, with nothing between them.
+        // A list of ranges follows the list of clients, with nothing between them.
         let lists = serde_json::Deserializer::from_slice(&list).into_iter::<Vec<Blocklisted>>();
         let lists: Result<Vec<Vec<Blocklisted>>, _> = lists.collect();
         Ok(lists.map_err(|e| failed(e.into()))?.into_iter().flatten().collect())
     }
 
-    /// Whether this client may fence others: asks for an address that no monitor can parse, so that a
-    /// monitor that would allow it answers with an error of another kind.
+    /// Checks whether this client may fence others: it asks for an address that no monitor can
+    /// parse. A monitor that would allow the command answers with EINVAL.
     pub(super) fn check_blocklist_right(&self) -> Result<(), BackendError> {
         let command = serde_json::json!({
             "prefix": "osd blocklist", "blocklistop": "add", "addr": "tidepool-check/0",
@@ -337,7 +338,7 @@ impl Cluster {
         BackendError::io(&self.what, "fence the old client (osd blocklist)", source)
     }
 
-    /// A way into a pool.
+    /// A handle for a namespace of a pool.
     pub(super) fn pool(self: &Arc<Cluster>, pool: &str, namespace: &str) -> Result<IoCtx, BackendError> {
         let mut handle: IoCtxT = ptr::null_mut();
         let pool_c = c_string(pool);
@@ -361,8 +362,8 @@ impl Cluster {
         // SAFETY: a valid pool handle and a C string.
         unsafe { (self.libraries.rados.rados_ioctx_set_namespace)(handle, namespace_c.as_ptr()) };
         if let Some(set_pool_full_try) = self.libraries.rados.rados_set_pool_full_try {
-            // What a full pool has no room for fails, so that it can be told, instead of waiting in silence. Images that
-            // are opened through the handle inherit it.
+            // An operation for which a full pool has no room fails, so that it can be reported,
+            // instead of waiting silently. Images that are opened through the handle inherit this.
             // SAFETY: a valid pool handle.
             unsafe { set_pool_full_try(handle) };
         }
@@ -372,12 +373,12 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // SAFETY: created once, used no more: pools and images keep the cluster alive.
+        // SAFETY: created once, not used any more: pools and images keep the cluster alive.
         unsafe { (self.libraries.rados.rados_shutdown)(self.handle) }
     }
 }
 
-/// The command that gives a client everything it needs.
+/// The command that gives a client all the rights that it needs.
 pub(super) fn grant(user: &str, pool: &str) -> String {
     format!("ceph auth caps client.{user} mon 'profile rbd' osd 'profile rbd pool={pool}'")
 }
@@ -387,7 +388,7 @@ pub(super) fn grant(user: &str, pool: &str) -> String {
 pub(super) struct Locker {
     /// RADOS entity, `client.4123`.
     pub(super) client: String,
-    /// librbd's: `auto` and a number.
+    /// librbd's cookie: `auto` and a number.
     pub(super) cookie: String,
     /// Address and nonce.
     pub(super) address: String,
@@ -401,18 +402,20 @@ pub(super) struct IoCtx {
 
 // SAFETY: librados handles may be used from any thread.
 unsafe impl Send for IoCtx {}
-// SAFETY: as above, concurrently too. Only the version of the last operation is then that of any thread's.
+// SAFETY: as above, concurrently too. The version of the last operation may then be that of any
+// thread's operation.
 unsafe impl Sync for IoCtx {}
 
-/// A part of a change of an object.
+/// A step of a change of an object.
 pub(super) enum Step<'a> {
     /// A call of a class method.
     Call { class: &'a CStr, method: &'a CStr, input: &'a [u8] },
-    /// Under this key is this, or nothing at all where the value is empty; else the change fails with ECANCELED.
+    /// The change fails with ECANCELED unless this key has this value, or is missing where the
+    /// value is empty.
     Require(&'a CStr, &'a [u8]),
-    /// Puts a value under a key.
+    /// Sets the value of a key.
     Set(&'a CStr, &'a [u8]),
-    /// Takes a key away.
+    /// Removes a key.
     Unset(&'a CStr),
 }
 
@@ -431,7 +434,7 @@ impl IoCtx {
         unsafe { (self.rados().rados_ioctx_get_id)(self.handle) }
     }
 
-    /// Content and version of an object, cut at `max` bytes; `None` when there is none.
+    /// Content, at most `max` bytes, and version of an object; `None` when there is none.
     pub(super) fn read(&self, object: &str, max: usize) -> io::Result<Option<(Vec<u8>, u64)>> {
         Ok(self.read_at(object, 0, max)?.map(|bytes| (bytes, self.last_version())))
     }
@@ -454,7 +457,7 @@ impl IoCtx {
         }
     }
 
-    /// What a method of an object class answers, at most `max` bytes.
+    /// The answer of a method of an object class, at most `max` bytes.
     pub(super) fn call(
         &self,
         object: &str,
@@ -492,7 +495,8 @@ impl IoCtx {
         check(written).map(|_| ())
     }
 
-    /// Replaces an object's content, whatever it was, in a full pool, too: the content is short.
+    /// Replaces an object's content, whatever it was. This works in a full pool too; the content is
+    /// short.
     pub(super) fn write_full(&self, object: &str, content: &[u8]) -> io::Result<()> {
         let replaced = self.operate(object, sys::FULL_FORCE, |rados, op| {
             // SAFETY: a fresh write operation; `content` outlives its execution.
@@ -501,7 +505,7 @@ impl IoCtx {
         replaced.map(|_| ())
     }
 
-    /// Removes an object, in a full pool, too; tells whether there was one.
+    /// Removes an object, also in a full pool; returns whether there was one.
     pub(super) fn remove(&self, object: &str) -> io::Result<bool> {
         let removed = self.operate(object, sys::FULL_TRY, |rados, op| {
             // SAFETY: a fresh write operation.
@@ -529,13 +533,13 @@ impl IoCtx {
         removed.map(|_| ())
     }
 
-    /// Version of the object that the last operation of this handle saw or made.
+    /// Version of the object that the last operation of this handle read or made.
     fn last_version(&self) -> u64 {
         // SAFETY: a valid pool handle.
         unsafe { (self.rados().rados_get_last_version)(self.handle) }
     }
 
-    /// Version of an object: it changes with every change of the object, and with nothing else.
+    /// Version of an object: it changes with every change of the object, and only then.
     pub(super) fn version(&self, object: &str) -> io::Result<u64> {
         let name = c_string(object);
         let (mut size, mut time) = (0, 0);
@@ -546,8 +550,9 @@ impl IoCtx {
         Ok(self.last_version())
     }
 
-    /// Replaces an object's content if it still has this version (`None`: does not exist). Returns the new version.
-    /// A full pool is not in its way: the records are short, and without them nobody could take an image back or make room.
+    /// Replaces an object's content if the object still has this version (`None`: does not exist).
+    /// Returns the new version. This works in a full pool too: the records are short, and without
+    /// them no cache could take an image back or make room.
     pub(super) fn swap(&self, object: &str, expected: Option<u64>, content: &[u8]) -> io::Result<u64> {
         self.operate(object, sys::FULL_FORCE, |rados, op| {
             // SAFETY: a fresh write operation; `content` outlives its execution.
@@ -561,11 +566,12 @@ impl IoCtx {
         })
     }
 
-    /// Changes an object that exists, all steps or none, if it still has this version (`None`: any). Returns its new version.
+    /// Changes an object that exists, all steps or none, if it still has this version (`None`:
+    /// any). Returns its new version.
     pub(super) fn change(&self, object: &str, expected: Option<u64>, steps: &[Step<'_>]) -> io::Result<u64> {
         self.operate(object, 0, |rados, op| {
-            // SAFETY: a fresh write operation; what the steps refer to outlives its execution, and the arrays of one are read when it
-            // is added; no result pointer.
+            // SAFETY: a fresh write operation; what the steps refer to outlives its execution; the
+            // arrays of one element are read when a step is added; no result pointer.
             unsafe {
                 (rados.rados_write_op_assert_exists)(op);
                 if let Some(version) = expected {
@@ -628,8 +634,8 @@ impl IoCtx {
         self.lock(header).map(|(locker, _)| locker)
     }
 
-    /// The holder of the exclusive lock on a header object, and the tag that the lock has, which is that of
-    /// the last holder while there is none.
+    /// The holder of the exclusive lock on a header object, and the lock's tag. While there is no
+    /// holder, the tag is that of the last holder.
     pub(super) fn lock(&self, header: &str) -> io::Result<(Option<Locker>, String)> {
         let name = c_string(header);
         let mut exclusive: c_int = 0;
@@ -665,7 +671,8 @@ impl IoCtx {
 
     /// Makes every open handle of an image read its header again, as a lost and renewed watch does.
     pub(super) fn notify_header(&self, header: &str) -> io::Result<()> {
-        // librbd's NotifyMessage, version 6 compatible to 1, four bytes of content: operation 3, HeaderUpdate.
+        // librbd's NotifyMessage, version 6, compatible to 1, four bytes of content: operation 3,
+        // HeaderUpdate.
         const MESSAGE: [u8; 10] = [6, 1, 4, 0, 0, 0, 3, 0, 0, 0];
         let name = c_string(header);
         let (mut reply, mut len) = (ptr::null_mut(), 0);
@@ -685,8 +692,8 @@ impl IoCtx {
         check(notified).map(|_| ())
     }
 
-    /// Takes a lock away from its holder. Returns the header's new version; that the lock is gone already
-    /// is no error.
+    /// Takes a lock away from its holder. Returns the header's new version, or `None` if the lock
+    /// was gone already.
     pub(super) fn break_lock(&self, header: &str, locker: &Locker) -> io::Result<Option<u64>> {
         let (name, client, cookie) = (c_string(header), c_string(&locker.client), c_string(&locker.cookie));
         // SAFETY: four C strings.
@@ -709,7 +716,7 @@ impl IoCtx {
 
 impl Drop for IoCtx {
     fn drop(&mut self) {
-        // SAFETY: created once, used no more.
+        // SAFETY: created once, not used any more.
         unsafe { (self.rados().rados_ioctx_destroy)(self.handle) }
     }
 }

@@ -1,7 +1,9 @@
-//! Who is fenced before an image is taken, for how long, and when such a fence ends early.
+//! Which clients are fenced before an image is taken, for how long, and when such a fence ends
+//! early.
 //!
-//! A client that may write to the pool can write the ownership record, and the image's lock too. So no text goes from there to the monitors:
-//! what goes there is the address of exactly one client ([`Client`]), or nothing.
+//! A client that may write to the pool can also write the ownership record and the image's lock. So
+//! no text from there is sent to the monitors. They get the address of exactly one client
+//! ([`Client`]), or nothing.
 
 use super::address::{self, Client};
 use super::attach::CLAIMS_MAX;
@@ -12,10 +14,10 @@ use crate::backend::OpenOptions;
 use crate::error::BackendError;
 use crate::record::{Fenced, OwnerState, Ownership, unix_s};
 
-/// So many characters of an address that is none are repeated.
+/// Most characters of a malformed address that a message repeats.
 const TOLD_CHARS_MAX: usize = 80;
 
-/// A fence that falls by so many seconds too early is told.
+/// A fence is reported if it expires by more than so many seconds too early.
 const SHORTER_S: f64 = 86_400.0;
 
 /// A fence that is to be set.
@@ -23,22 +25,25 @@ const SHORTER_S: f64 = 86_400.0;
 struct Fence {
     client: Client,
     expire_s: f64,
-    /// Name and boot of its host, where that is known.
+    /// Name of its host, followed by the host's boot id; both are empty where they are not known.
     host: String,
     boot_id: String,
 }
 
-/// Everybody who is fenced before an image is taken or given up.
+/// All clients that are fenced before an image is taken or given up.
 #[derive(Debug, Default)]
 pub(super) struct Fences {
-    /// They are fenced before anything is added to the record: it has room for so many clients only.
+    /// Fenced before anything is added to the record, which has room for a limited number of
+    /// clients.
     former: Vec<Fence>,
     dead: Vec<Fence>,
 }
 
 impl Fences {
-    /// Who is fenced before the image is taken, the image's own dead clients for `own_s`. `given_up`: nothing of the record's owner counts any
-    /// more. Claims that cannot be fenced have to be gone from the record by then ([`drop_unfit_claims`]).
+    /// The clients that are fenced before the image is taken; this cache's own dead clients are
+    /// fenced for `own_s` seconds. `given_up`: the record's owner is given up, so all clients that
+    /// the record names are fenced, for [`FENCE_FOREIGN_S`] seconds. Claims that cannot be fenced
+    /// must have been removed from the record before ([`drop_unfit_claims`]).
     pub(super) fn plan(
         place: &Place,
         survey: &Survey,
@@ -56,7 +61,8 @@ impl Fences {
         let locker = locker.map(|(locker, expire_s)| of_lock(place, locker).map(|client| (client, expire_s)));
         let locker = locker.transpose()?;
         if let Some(record) = &survey.record {
-            // The cache itself knows its last client, and that one has the lock: then it is whom the record should name.
+            // The cache itself knows its last client, and that client has the lock: it is the
+            // client that the record should name.
             let is_known = matches!(holder, Holder::OurDead(locker) if survey.was_attached(options, locker));
             if given_up || record.taken_from.is_some() {
                 fences.former = of_record(place, survey, record, FENCE_FOREIGN_S, true)?;
@@ -85,7 +91,8 @@ impl Fences {
         self.former.iter().chain(&self.dead)
     }
 
-    /// What the record is to say of them before they are set: those that stand for long.
+    /// The fences that the record has to list before they are set: those that last longer than
+    /// [`FENCE_OWN_S`] seconds.
     pub(super) fn listed(&self) -> Vec<Fenced> {
         let long = self.all().filter(|fence| fence.expire_s > FENCE_OWN_S);
         long.map(|Fence { client, expire_s, host, boot_id }| {
@@ -94,19 +101,19 @@ impl Fences {
         .collect()
     }
 
-    /// The fences that a record lists beside these.
+    /// The fences that a record lists and that are not among these.
     pub(super) fn others(&self, record: Option<&Ownership>) -> Vec<Fenced> {
         let ours = |fenced: &&Fenced| self.all().any(|fence| Client::of(&fenced.address) == Ok(fence.client));
         let listed = record.map(|record| &record.fenced[..]).unwrap_or_default();
         listed.iter().filter(|fenced| !ours(fenced)).cloned().collect()
     }
 
-    /// Fences those who come before the record is changed.
+    /// Fences the clients that are fenced before the record is changed.
     pub(super) fn set_former(&self, place: &Place, cluster: &Cluster) -> Result<(), BackendError> {
         set(place, cluster, &self.former)
     }
 
-    /// Fences the others.
+    /// Fences the other clients.
     pub(super) fn set_dead(&self, place: &Place, cluster: &Cluster) -> Result<(), BackendError> {
         set(place, cluster, &self.dead)
     }
@@ -128,8 +135,8 @@ fn set(place: &Place, cluster: &Cluster, fences: &[Fence]) -> Result<(), Backend
     Ok(())
 }
 
-/// What to say of a fence that falls earlier than it should: Ceph does not prolong one that somebody has set before, perhaps for the hour
-/// that is its default.
+/// A warning about a fence that expires earlier than it should: Ceph does not prolong a fence that
+/// exists, which may have been set for the default of one hour.
 fn shorter(fence: &Fence, standing: &[Blocklisted]) -> Option<String> {
     let client = &fence.client;
     let entry = entry_of(&client.to_string(), standing)?;
@@ -143,12 +150,13 @@ fn shorter(fence: &Fence, standing: &[Blocklisted]) -> Option<String> {
     })
 }
 
-/// What the monitors say of the fence of a client, if there is one.
+/// The monitors' entry for the fence of a client, if there is one.
 fn entry_of<'a>(address: &str, standing: &'a [Blocklisted]) -> Option<&'a Blocklisted> {
     standing.iter().find(|entry| address::same(&entry.address, address))
 }
 
-/// Those of the listed fences that the cluster has, each for as long as it has it. An administrator may have ended others.
+/// The listed fences that the cluster has, each with the expiry that the cluster reports. An
+/// administrator may have ended others.
 pub(super) fn standing(cluster: &Cluster, listed: &[Fenced]) -> Result<Vec<Fenced>, BackendError> {
     if listed.is_empty() {
         return Ok(Vec::new());
@@ -162,8 +170,9 @@ pub(super) fn standing(cluster: &Cluster, listed: &[Fenced]) -> Result<Vec<Fence
     Ok(listed.iter().filter_map(as_it_stands).collect())
 }
 
-/// The fences of a record's clients: of its owner's, and `with_claims` of those that were about to be that. An owner whose client cannot be
-/// fenced may be alive all the same: a damaged record is no reason to let it write.
+/// The fences of a record's clients: of its owner's client, and `with_claims` also of clients that
+/// were about to take the lock. An owner whose client cannot be fenced may be alive all the same,
+/// so that is an error: a damaged record is no reason to let the owner write.
 fn of_record(
     place: &Place,
     survey: &Survey,
@@ -174,7 +183,7 @@ fn of_record(
     let mut fences: Vec<Fence> = Vec::new();
     if let Some(text) = &record.client {
         let client = Client::to_fence(text).map_err(|why| unfit_owner(place, survey, record, text, why))?;
-        // Once the image was taken over, the record names the host of the taker.
+        // After a takeover the record names the host of the new owner.
         let (host, boot_id) = match record.taken_from {
             None => (record.host.clone(), record.boot_id.clone()),
             Some(_) => (String::new(), String::new()),
@@ -184,14 +193,14 @@ fn of_record(
     let claims = record.claims.iter().filter(|_| with_claims);
     for client in claims.filter_map(|claim| Client::to_fence(claim).ok()) {
         if !fences.iter().any(|fence| fence.client == client) {
-            // In which boot it was an attempt, nobody has written down.
+            // The record does not say in which boot of its host an attempt was made.
             fences.push(Fence { client, expire_s, host: String::new(), boot_id: String::new() });
         }
     }
     Ok(fences)
 }
 
-/// Text of a record, as far as it is repeated to people.
+/// The beginning of a record's text, as a message repeats it.
 fn told(text: &str) -> String {
     text.chars().take(TOLD_CHARS_MAX).collect()
 }
@@ -227,8 +236,10 @@ fn of_lock(place: &Place, locker: &Locker) -> Result<Client, BackendError> {
     })
 }
 
-/// Takes those claims out of a record that cannot be fenced, and says so. A client that was about to take the lock has written nothing: if it has
-/// got the lock, its address stands there; if not, it does not get past the record, which others have changed by then.
+/// Removes from a record the claims that cannot be fenced, and the oldest claims beyond
+/// [`CLAIMS_MAX`]; returns a note for each case. A client that was about to take the lock has
+/// written nothing. If it has got the lock, its address is in the lock. If it has not got the lock,
+/// its change of the record fails, because another client has changed the record by then.
 pub(super) fn drop_unfit_claims(record: &mut Ownership) -> Vec<String> {
     let mut notes = Vec::new();
     record.claims.retain(|claim| match Client::to_fence(claim) {
@@ -253,7 +264,7 @@ pub(super) fn drop_unfit_claims(record: &mut Ownership) -> Vec<String> {
 }
 
 impl Survey {
-    /// Takes out of the record what cannot be fenced and does not have to be; says so in the log.
+    /// Removes from the record the claims that [`drop_unfit_claims`] removes, and logs the notes.
     pub(super) fn drop_unfit_claims(&mut self, place: &Place) {
         for note in self.record.as_mut().map(drop_unfit_claims).unwrap_or_default() {
             tracing::warn!(image = %place.what, "{note}");
@@ -261,9 +272,10 @@ impl Survey {
     }
 }
 
-/// Ends the fences of clients of former boots of this host, once they have stood for as long as those of other dead clients; returns the
-/// fences that the record has to go on listing, which are not those that an administrator has ended. A host's name proves little, so that
-/// the IP address has to be this client's (`own`), too.
+/// Ends the fences of clients of former boots of this host, once they have lasted as long as those
+/// of this cache's own dead clients. Returns the fences that the record has to keep listing; those
+/// that an administrator has ended are not among them. A host's name proves little, so the client's
+/// IP address has to be that of this client (`own`), too.
 pub(super) fn end_former_boots(
     place: &Place,
     cluster: &Cluster,

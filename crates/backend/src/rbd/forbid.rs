@@ -1,42 +1,51 @@
-//! What keeps others from changing an image that the guard's bit cannot protect, because journaling gives that bit a meaning of its own.
+//! Keeps other clients from changing an image that the guard's bit cannot protect, because
+//! journaling gives that bit a meaning of its own.
 //!
-//! Such an image can be opened for writing by others, who pass what they cannot do without its lock (snapshots, another size, another
-//! name, features, metadata) on to the handle that has the lock, which is ours. So as long as a cache owns the image, its header says
-//! that it has been changed by an operation that no release knows. A handle that has read that refuses to change the image (EROFS), for
-//! itself and for others, and reads and writes it as any other. So our handle has to read its header again when the bit is set.
+//! Other clients can open such an image for writing. What they cannot do without its lock
+//! (snapshots, another size, another name, features, metadata) they pass on to the handle that has
+//! the lock, which is ours. So as long as a cache owns the image, its header says that the image
+//! has been changed by an operation that no release knows. A handle that has read this refuses to
+//! change the image (EROFS), for itself and for other clients. It reads and writes the image as
+//! before. Our handle therefore has to read its header again when the bit is set.
 //!
-//! Nor does such a handle do again what the journal has of changes that a dead owner has not ended: taking the lock would never end. So the
-//! bit is lifted before a handle is opened that is to take the lock.
+//! Such a handle also does not repeat the changes in the journal that a dead owner has not
+//! completed, so that taking the lock would never end. Therefore the bit is lifted before a handle
+//! is opened that is to take the lock.
 //!
-//! The OSDs' class sets only bits that it knows, so the header's keys are written by themselves, each from the value that was just read.
+//! The OSDs' class sets only bits that it knows. So the header's keys are written directly, each
+//! only if it still has the value that was just read.
 
 use super::cluster::{IoCtx, Step};
 use super::guard;
 use std::ffi::CStr;
 use std::io;
 
-/// Bit of the features that operations leave. Ceph counts from below, and has used six.
+/// Bit of the features that operations leave (`op_features`). Ceph assigns these bits from the
+/// lowest one, and has used six.
 pub(super) const OPERATION_UNKNOWN: u64 = 1 << 63;
-/// Feature bit: operations have left features.
+/// Feature bit: operations have left features (`op_features` is not 0).
 const FEATURE_OPERATIONS: u64 = 1 << 8;
-/// Keys of the header's omap, each a number.
+/// Keys of the header's omap; the value of each is a number.
 const FEATURES: &CStr = c"features";
 const OPERATIONS: &CStr = c"op_features";
-/// How often it is tried again when somebody else has changed one of them in between.
+/// Most attempts while another client changes one of these keys in between.
 const ATTEMPTS: u32 = 10;
 
-/// Forbids changes of the image. Returns whether they were allowed before: who has the image open does not know of it yet.
+/// Forbids changes of the image. Returns whether they were allowed before; then the open handles of
+/// the image have not seen this yet.
 pub(super) fn set(pool: &IoCtx, header: &str) -> io::Result<bool> {
     change(pool, header, None, None, |operations| operations | OPERATION_UNKNOWN)
         .map(|version| version.is_some())
 }
 
-/// Allows them again, if the header still has this version (`None`: any). Returns the header's version after it, if they were forbidden.
+/// Allows changes again, if the header still has this version (`None`: any). Returns the header's
+/// version after that, or `None` if changes were not forbidden.
 pub(super) fn lift(pool: &IoCtx, header: &str, expected: Option<u64>) -> io::Result<Option<u64>> {
     change(pool, header, expected, None, allowed)
 }
 
-/// The same if nobody has the lock (else EBUSY), and with the mark that [`guard::mark`] leaves.
+/// As [`lift`], but only if no client has the lock (otherwise EBUSY), and with the mark that
+/// [`guard::mark`] leaves.
 pub(super) fn lift_and_mark(pool: &IoCtx, header: &str, expected: u64) -> io::Result<Option<u64>> {
     let mark = guard::mark();
     change(pool, header, Some(expected), Some(&mark), allowed)
@@ -53,7 +62,7 @@ fn change(
     mark: Option<&[u8]>,
     to: impl Fn(u64) -> u64,
 ) -> io::Result<Option<u64>> {
-    // `get_features` is asked for the image and not for a snapshot, read-only.
+    // `get_features` is called for the image and not for a snapshot, read-only.
     let head = [&u64::MAX.wrapping_sub(1).to_le_bytes()[..], &[1]].concat();
     let number = |method, input: &[u8]| {
         let answer = pool.call(header, c"rbd", method, input, 16)?;
@@ -67,7 +76,7 @@ fn change(
             return Ok(None);
         }
         let with = if left == 0 { features & !FEATURE_OPERATIONS } else { features | FEATURE_OPERATIONS };
-        // Without any, the key may not be there.
+        // If no operation has left a feature, the key may be missing.
         let absent: &[u8] = if operations == 0 { b"" } else { &operations.to_le_bytes() };
         for before in [absent, &operations.to_le_bytes()] {
             let steps = [

@@ -1,4 +1,4 @@
-//! An open image: what is asked of it outside of the data path.
+//! An open image, and the operations on it outside of the data path.
 
 use super::cluster::{IoCtx, c_string, check};
 use super::forbid::OPERATION_UNKNOWN;
@@ -10,25 +10,27 @@ use std::ptr;
 
 /// Feature bit: an exclusive lock, which a cached image must have.
 pub(super) const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
-/// Feature bit: a map tells which objects there are.
+/// Feature bit: a map says which objects exist.
 pub(super) const FEATURE_OBJECT_MAP: u64 = 1 << 3;
 /// Feature bit: journaling, used by journal-based mirroring.
 pub(super) const FEATURE_JOURNALING: u64 = 1 << 6;
 /// Feature bit: librbd's persistent cache on some host has data that the image lacks.
 pub(super) const FEATURE_DIRTY_CACHE: u64 = 1 << 11;
-/// Feature bit: not the primary copy; every librbd refuses to write. It is the guard of an image
-/// whose newest data is in a cache.
+/// Feature bit: the image is not the primary copy, and every librbd refuses to write to it. It is
+/// the guard of an image whose newest data is in a cache.
 pub(super) const FEATURE_NON_PRIMARY: u64 = 1 << 10;
-/// Feature bit: the image is on its way to another place (`rbd migration`), and not all of it need be here.
+/// Feature bit: the image is being migrated (`rbd migration`), and not all of its data need be
+/// here.
 pub(super) const FEATURE_MIGRATING: u64 = 1 << 9;
 /// Bit of the features that operations leave: the image is a member of a group.
 const OPERATION_GROUP: u64 = 1 << 2;
 
-/// Most watchers of an image that are looked at.
+/// Most watchers of an image that are listed.
 const WATCHERS_MAX: usize = 256;
-/// Snapshots for which there is room at first.
+/// Number of snapshots for which the first buffer has room.
 const SNAPSHOTS: usize = 64;
-/// Where an image or a pool has the setting that names librbd's plugins, the plugin that is the persistent cache, and the longest such setting.
+/// The metadata key of an image or pool for the setting that names librbd's plugins, the plugin
+/// that is the persistent cache, and the longest such setting in bytes.
 const PLUGINS_KEY: &CStr = c"conf_rbd_plugins";
 pub(super) const PERSISTENT_CACHE: &str = "pwl_cache";
 const SETTING_BYTES_MAX: usize = 1024;
@@ -41,24 +43,26 @@ pub(super) struct Facts {
     pub(super) id: String,
     pub(super) size_bytes: u64,
     pub(super) features: u64,
-    /// It is a member of a group.
+    /// The image is a member of a group.
     pub(super) grouped: bool,
-    /// A cache forbids changes of it; see [`super::forbid`].
+    /// A cache forbids changes of the image; see [`super::forbid`].
     pub(super) forbidden: bool,
-    /// Name of a snapshot of it that a group's snapshot consists of, also if it has left the group.
+    /// Name of a snapshot of the image that belongs to a group's snapshot, also if the image has
+    /// left the group.
     pub(super) of_group: Option<String>,
-    /// It is mirrored by snapshots, and this is the copy that may be written.
+    /// The image is mirrored by snapshots, and this is the copy that may be written.
     pub(super) mirrored_by_snapshots: bool,
-    /// The plugins of librbd that its own settings name.
+    /// The plugins of librbd that the settings of the image, or else those of its pool, name.
     pub(super) plugins: Option<String>,
     /// Bytes of an object times the objects of a stripe: what a discard can remove as a whole.
     pub(super) stripe_bytes: u64,
-    /// Addresses of the clients that have the image open.
+    /// Addresses of the clients that have the image open for writing.
     pub(super) watchers: Vec<String>,
 }
 
 impl Facts {
-    /// Journal-based mirroring has the feature bit of the guard for itself.
+    /// Whether the guard's feature bit can be used. Journal-based mirroring gives the bit another
+    /// meaning.
     pub(super) fn can_guard(&self) -> bool {
         self.features & FEATURE_JOURNALING == 0
     }
@@ -84,7 +88,7 @@ pub(super) fn owner_object(id: &str) -> String {
 pub(super) enum Access<'a> {
     Write,
     Read,
-    /// To read a snapshot of it.
+    /// To read a snapshot of the image.
     Snapshot(&'a str),
 }
 
@@ -114,7 +118,7 @@ impl Image {
         Ok(Image { rbd, handle })
     }
 
-    /// The number of a snapshot, which no other one gets.
+    /// The number of a snapshot, which no other snapshot of the image gets.
     pub(super) fn snapshot_id(&self, name: &str) -> io::Result<u64> {
         let name = c_string(name);
         let mut id = 0u64;
@@ -169,13 +173,14 @@ impl Image {
         })
     }
 
-    /// The plugins of librbd that its own settings name.
+    /// The plugins of librbd that the image's own settings name.
     fn plugins(&self) -> io::Result<Option<String>> {
         // SAFETY: a valid image, and what `plugins` promises.
         plugins(|key, value, len| unsafe { (self.rbd.rbd_metadata_get)(self.handle, key, value, len) })
     }
 
-    /// Whether it is mirrored by snapshots, as far as that can be found out.
+    /// Whether the image is mirrored by snapshots and is the primary copy; `false` where that
+    /// cannot be found out.
     fn is_mirrored_by_snapshots(&self) -> bool {
         let (Some(info), Some(cleanup), Some(mode)) = (
             self.rbd.rbd_mirror_image_get_info,
@@ -209,7 +214,8 @@ impl Image {
         Ok(flags)
     }
 
-    /// Bytes of the image and of an object. Refreshes the handle's view of the header where it is outdated.
+    /// Bytes of the image and of an object. Makes the handle read the header again if its view is
+    /// outdated.
     pub(super) fn sizes(&self) -> io::Result<(u64, u64)> {
         let mut info = sys::ImageInfo {
             size: 0,
@@ -239,13 +245,13 @@ impl Image {
         Ok(addresses)
     }
 
-    /// Takes the exclusive lock and keeps it against all requests.
+    /// Takes the exclusive lock, and keeps it against the requests of other clients.
     pub(super) fn lock(&self) -> io::Result<()> {
         // SAFETY: a valid image.
         check(unsafe { (self.rbd.rbd_lock_acquire)(self.handle, sys::LOCK_MODE_EXCLUSIVE) }).map(|_| ())
     }
 
-    /// Takes a snapshot, and lets the handle see it: what is written from then on leaves it alone.
+    /// Takes a snapshot, and makes the handle see it: later writes leave the snapshot unchanged.
     pub(super) fn snapshot(&self, name: &str) -> io::Result<()> {
         let name = c_string(name);
         // SAFETY: a valid image, a C string.
@@ -253,8 +259,8 @@ impl Image {
         self.sizes().map(drop)
     }
 
-    /// Takes a snapshot that mirroring sends to the other cluster, and lets the handle see it. `EINVAL` where the image is not mirrored
-    /// so, or there is no other cluster.
+    /// Takes a snapshot that mirroring sends to the other cluster, and makes the handle see it.
+    /// `EINVAL` where the image is not mirrored by snapshots, or there is no other cluster.
     pub(super) fn mirror_snapshot(&self) -> io::Result<()> {
         let unknown = || io::Error::from_raw_os_error(libc::ENOTSUP);
         let create = self.rbd.rbd_mirror_image_create_snapshot.ok_or_else(unknown)?;
@@ -264,7 +270,8 @@ impl Image {
         self.sizes().map(drop)
     }
 
-    /// Does something with a snapshot that is there, and lets the handle see it. Only those that users have made have a name here.
+    /// Changes an existing snapshot, and makes the handle see that. Only snapshots of users have a
+    /// name here.
     pub(super) fn change_snapshot(&self, change: SnapshotChange, name: &str) -> io::Result<()> {
         let call = match change {
             SnapshotChange::Remove => self.rbd.rbd_snap_remove,
@@ -274,21 +281,22 @@ impl Image {
         let name = c_string(name);
         // SAFETY: a valid image, a C string.
         let changed = check(unsafe { call(self.handle, name.as_ptr()) });
-        // What has failed in the middle has changed the header, too.
+        // A change that failed half-way has changed the header, too.
         let seen = self.sizes();
         changed?;
         seen.map(drop)
     }
 
-    /// Makes the image what it was at a snapshot. Takes as long as looking at each of its objects. It works under the guard for a handle
-    /// that was opened without it and has not read the header again since; it does so afterwards.
+    /// Makes the image what it was at a snapshot. Takes as long as looking at each of its objects.
+    /// This works under the guard if the handle was opened without the guard and has not read the
+    /// header since then. The call itself makes the handle read the header afterwards.
     pub(super) fn roll_back(&self, snapshot: &str) -> io::Result<()> {
         let snapshot = c_string(snapshot);
         // SAFETY: a valid image, a C string.
         check(unsafe { (self.rbd.rbd_snap_rollback)(self.handle, snapshot.as_ptr()) }).map(drop)
     }
 
-    /// Finds out anew which objects there are.
+    /// Rebuilds the map of the objects that exist.
     pub(super) fn rebuild_object_map(&self) -> io::Result<()> {
         extern "C" fn untold(_done: u64, _all: u64, _argument: *mut c_void) -> c_int {
             0
@@ -307,14 +315,14 @@ impl Image {
             let listed =
                 check(unsafe { (self.rbd.rbd_snap_list)(self.handle, infos.as_mut_ptr(), &raw mut count) });
             let listed = match listed {
-                // How many there are has been written to `count`.
+                // `count` now says how many there are.
                 Err(e) if e.raw_os_error() == Some(libc::ERANGE) => {
                     room = usize::try_from(count).unwrap_or(0).max(room) + SNAPSHOTS;
                     continue;
                 }
                 listed => usize::try_from(listed?).unwrap_or(0).min(room),
             };
-            // One may go away while it is looked at.
+            // A snapshot may be removed while it is examined.
             let described = infos[..listed].iter().map(|info| self.described(info));
             let snapshots: io::Result<Vec<_>> = described
                 .filter(|found| !found.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::ENOENT)))
@@ -359,7 +367,7 @@ impl Image {
         })
     }
 
-    /// Gives the image another size, and lets the handle see it.
+    /// Gives the image another size, and makes the handle see it.
     pub(super) fn resize(&self, size_bytes: u64) -> io::Result<()> {
         // SAFETY: a valid image.
         check(unsafe { (self.rbd.rbd_resize)(self.handle, size_bytes) })?;
@@ -374,12 +382,14 @@ impl Image {
 
 impl Drop for Image {
     fn drop(&mut self) {
-        // SAFETY: opened once, used no more. librbd logs what goes wrong; the lock then falls with the client.
+        // SAFETY: opened once, not used any more. librbd logs errors; the lock then ends with the
+        // client.
         unsafe { (self.rbd.rbd_close)(self.handle) };
     }
 }
 
-/// What a setting names for librbd's plugins, if it is there. `get` is given a C string, and room for a value with the room's length.
+/// The value of the setting that names librbd's plugins, if it is set. `get` receives a C string, a
+/// buffer for the value, and the buffer's length.
 fn plugins(get: impl FnOnce(*const c_char, *mut c_char, *mut usize) -> c_int) -> io::Result<Option<String>> {
     let mut value = [0u8; SETTING_BYTES_MAX];
     let mut len = value.len();
@@ -387,15 +397,16 @@ fn plugins(get: impl FnOnce(*const c_char, *mut c_char, *mut usize) -> c_int) ->
         Ok(_) => {
             Ok(CStr::from_bytes_until_nul(&value).ok().map(|plugins| plugins.to_string_lossy().into_owned()))
         }
-        // A user who may not look at the pool's settings is not given them by librbd either.
+        // librbd cannot read the pool's settings either with a user that lacks the right.
         Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EPERM | libc::EACCES)) => Ok(None),
-        // So long a setting may name any.
+        // So long a setting may name any plugin.
         Err(e) if e.raw_os_error() == Some(libc::ERANGE) => Ok(Some(PERSISTENT_CACHE.to_owned())),
         Err(e) => Err(e),
     }
 }
 
-/// The plugins that the settings of a pool name; `pool` is without a namespace, where they stand.
+/// The plugins that the settings of a pool name. `pool` is without a namespace, where these
+/// settings are.
 pub(super) fn plugins_of_pool(rbd: &'static Rbd, pool: &IoCtx) -> io::Result<Option<String>> {
     // SAFETY: a valid pool, and what `plugins` promises.
     plugins(|key, value, len| unsafe { (rbd.rbd_pool_metadata_get)(pool.handle(), key, value, len) })

@@ -18,12 +18,13 @@ use std::sync::Arc;
 use tidepool_engine::api::IoError;
 use tidepool_engine::mem::AlignedBuf;
 
-/// Stripes that one call removes or zeroes at most: it bounds how many objects are worked on at once.
+/// Most stripes that one call removes or zeroes: this bounds the number of objects that are changed
+/// at once.
 const STRIPES_PER_CALL_MAX: u64 = 32;
-/// Bytes of one write of zeroes, where librbd has no call for it.
+/// Bytes of one write of zeroes, where librbd has no call for zeroing.
 const ZERO_BYTES: usize = 1 << 20;
 
-/// What arrives in the mailbox.
+/// A message in the mailbox.
 pub(super) enum Letter {
     /// librbd's return value for the slot of this index.
     Done(u16, isize),
@@ -31,7 +32,7 @@ pub(super) enum Letter {
     Retaken(Box<Retaken>),
     /// The outcome of a change of the record: [`super::attach::disown`] or [`super::peer::name`].
     Recorded(Box<Result<(OwnerObject, Ownership), BackendError>>),
-    /// The outcome of [`super::attach::change`].
+    /// The outcome of [`super::change::change`].
     Changed(Result<(), IoError>),
 }
 
@@ -49,13 +50,14 @@ enum Step {
 struct Slot {
     token: u64,
     step: Step,
-    /// Where the current call works; for reads and writes the whole range.
+    /// Start of the range of the current call, followed by its length. One call does a whole read
+    /// or write.
     at: u64,
     len: u64,
     end: u64,
 }
 
-/// What a callback needs: where to report, and for which slot.
+/// What a callback needs: the mailbox to report to, and the slot.
 struct Return {
     mailbox: Arc<Mailbox<Letter>>,
     index: u16,
@@ -63,11 +65,12 @@ struct Return {
 
 /// Outcome of one call of librbd.
 pub(super) enum Outcome {
-    /// The slot's transfer has come to its end.
+    /// The slot's transfer has ended.
     Finished(u64, Result<(), IoError>),
     /// The slot goes on with its next call.
     Continued,
-    /// The handle is read-only or being replaced: see [`super::guard`]. The slot waits for [`Io::retry`].
+    /// The handle is read-only or is being replaced, see [`super::guard`]. The slot waits for
+    /// [`Io::retry`].
     ReadOnly(u16),
 }
 
@@ -79,18 +82,18 @@ pub(super) struct Io {
     slots: Box<[Slot]>,
     returns: Box<[Return]>,
     free: Vec<u16>,
-    /// Outcomes that came without a call, or because a call could not be made.
+    /// Outcomes that do not come through the mailbox.
     ready: Vec<(u64, Result<(), IoError>)>,
     size_bytes: u64,
     stripe_bytes: u64,
     zeroes: AlignedBuf,
 }
 
-// SAFETY: the pointers in the slots name memory that the submitter keeps valid whichever thread reports
-// its completion, as the contract of `Backend::submit` says.
+// SAFETY: the pointers in the slots name memory that the submitter keeps valid whichever thread
+// reports its completion, as the contract of `Backend::submit` says.
 unsafe impl Send for Io {}
 
-/// librbd's callback. It must not unwind into C: nothing in it panics.
+/// librbd's callback. It must not unwind into C, so nothing in it panics.
 unsafe extern "C" fn on_done(completion: CompletionT, argument: *mut c_void) {
     // SAFETY: `argument` is the slot's `Return`, which lives until the slot is idle for good.
     let slot = unsafe { &*argument.cast::<Return>() };
@@ -101,14 +104,16 @@ unsafe extern "C" fn on_done(completion: CompletionT, argument: *mut c_void) {
         (libraries.rbd.rbd_aio_release)(completion);
         result
     };
-    // The reactor may free the slot as soon as the letter is in the queue, but not the mailbox.
+    // The reactor may free the slot as soon as the letter is in the queue, so the callback holds a
+    // reference to the mailbox.
     let mailbox = Arc::clone(&slot.mailbox);
     mailbox.post(Letter::Done(slot.index, result));
 }
 
 impl Io {
     pub(super) fn new(image: Image, facts: &Facts) -> rustix::io::Result<Io> {
-        // One letter of each slot, one of a replaced handle, one of a changed record, one of a changed image.
+        // One letter for each slot, one for a replaced handle, one for a changed record, one for a
+        // changed image.
         let mailbox = Arc::new(Mailbox::new(INFLIGHT_MAX + 3)?);
         let idle = Slot { token: 0, step: Step::Flush, at: 0, len: 0, end: 0 };
         let returns =
@@ -130,7 +135,7 @@ impl Io {
         &self.mailbox
     }
 
-    /// The image has another size.
+    /// Sets the size of the image.
     pub(super) fn set_size(&mut self, size_bytes: u64) {
         self.size_bytes = size_bytes;
     }
@@ -143,12 +148,12 @@ impl Io {
         INFLIGHT_MAX - self.free.len()
     }
 
-    /// Outcomes that need no letter.
+    /// Outcomes that do not come through the mailbox.
     pub(super) fn ready(&mut self) -> std::vec::Drain<'_, (u64, Result<(), IoError>)> {
         self.ready.drain(..)
     }
 
-    /// Answers a transfer without a call.
+    /// Completes a transfer without a call.
     pub(super) fn complete(&mut self, token: u64, result: Result<(), IoError>) {
         assert!(
             self.ready.len() + self.inflight() < INFLIGHT_MAX,
@@ -158,7 +163,8 @@ impl Io {
         self.mailbox.wake();
     }
 
-    /// Starts a transfer, or with `hold` gives it a slot that waits for [`Io::retry`], which is returned.
+    /// Starts a transfer. With `hold` the transfer only gets a slot that waits for [`Io::retry`];
+    /// that slot is returned.
     ///
     /// # Safety
     /// As for `Backend::submit`.
@@ -194,7 +200,7 @@ impl Io {
         self.call(index);
     }
 
-    /// Gives up a slot that waits for [`Io::retry`].
+    /// Frees a slot that waits for [`Io::retry`], and returns its transfer's token.
     pub(super) fn abandon(&mut self, index: u16) -> u64 {
         self.free.push(index);
         self.slots[usize::from(index)].token
@@ -203,13 +209,13 @@ impl Io {
     fn call(&mut self, index: u16) {
         let result = self.try_call(index);
         if result < 0 {
-            // Not accepted, so no callback comes: the letter is ours to write.
+            // librbd has not accepted the call, so no callback comes and the letter is posted here.
             self.mailbox.post(Letter::Done(index, result as isize));
         }
     }
 
     fn try_call(&mut self, index: u16) -> i32 {
-        // The slot waits for the new handle as it would for one that has turned read-only.
+        // The slot waits for the new handle, as it does when a handle has turned read-only.
         let Some(image) = &self.image else { return -libc::EROFS };
         let (rbd, image) = (image.rbd(), image.handle());
         let argument = (&raw const self.returns[usize::from(index)]).cast_mut().cast::<c_void>();
@@ -257,7 +263,7 @@ impl Io {
         result
     }
 
-    /// Length of the next call of a zeroing that has come to `at`.
+    /// Length of the next call of a zeroing that has reached `at`.
     fn zero_len(&self, at: u64, end: u64, thick: bool, native: bool) -> u64 {
         let stripe = self.stripe_bytes;
         if native {
@@ -272,7 +278,7 @@ impl Io {
         (end.min(next_stripe) - at).min(ZERO_BYTES as u64)
     }
 
-    /// The range consists of whole stripes, which a discard removes.
+    /// Whether the range consists of whole stripes, which a discard removes.
     fn is_whole(&self, at: u64, len: u64) -> bool {
         at.is_multiple_of(self.stripe_bytes) && len.is_multiple_of(self.stripe_bytes) && len > 0
     }
@@ -288,7 +294,8 @@ impl Io {
                 errno => Err(IoError::Errno(errno)),
             }
         } else if matches!(slot.step, Step::Read { .. }) && result as u64 != slot.len {
-            // The range is inside of the image as it was opened: somebody has made it smaller.
+            // The range is inside of the image as it was opened: another client has made the image
+            // smaller.
             Err(IoError::Errno(libc::EIO))
         } else {
             slot.at += slot.len;

@@ -1,4 +1,4 @@
-//! What an image or a snapshot has of its own, and from where it has the rest.
+//! Which objects an image or a snapshot has of its own, and which snapshot has the others.
 
 use super::cluster::{Cluster, IoCtx, check};
 use super::image::{FEATURE_MIGRATING, FEATURE_OBJECT_MAP, Facts, Image};
@@ -9,7 +9,7 @@ use crate::backend::Layout;
 use std::io;
 use tidepool_engine::OwnObjects;
 
-/// Looks at an image that nobody else changes, or at its snapshot with this number.
+/// Finds the layout of an image that no other client changes, or of its snapshot with this number.
 pub(super) fn find(
     place: &Place,
     cluster: &Cluster,
@@ -36,15 +36,16 @@ pub(super) fn find(
     found.unwrap_or_default()
 }
 
-/// The image's own objects; `None` without a valid object map. Looking at the objects themselves would not find those that hold nothing
-/// and hide what the parent has.
+/// The image's own objects; `None` without a valid object map. A look at the objects themselves
+/// would not find objects that hold nothing and hide data of the parent.
 fn own_objects(
     pool: &IoCtx,
     image: &Image,
     facts: &Facts,
     snapshot: Option<u64>,
 ) -> io::Result<Option<OwnObjects>> {
-    // While an image moves, what is not here may be where it comes from, which is no parent.
+    // While an image is migrated, data that is not here may be at the image's source, which is no
+    // parent.
     let told = facts.features & FEATURE_OBJECT_MAP != 0 && facts.features & FEATURE_MIGRATING == 0;
     if !told || image.flags()? & sys::FLAGS_MAP_INVALID != 0 {
         return Ok(None);
@@ -53,7 +54,7 @@ fn own_objects(
     // SAFETY: a valid image and out pointer.
     check(unsafe { (image.rbd().rbd_get_overlap)(image.handle(), &raw mut overlap) })?;
     let (size_bytes, object_bytes) = image.sizes()?;
-    // Where data is striped, a stripe's objects share their range.
+    // With striping, the objects of a stripe share their range.
     let stripe = facts.stripe_bytes.max(1);
     let in_stripe = (stripe / object_bytes.max(1)).max(1);
     let stripes = size_bytes.div_ceil(stripe);

@@ -21,11 +21,13 @@ pub(crate) struct Mapped {
 }
 
 impl Mapped {
-    /// Version of the image's header. Every other client takes the exclusive lock before it writes, and that changes the header.
+    /// Version of the image's header. Every other client takes the exclusive lock before it writes,
+    /// and that changes the version.
     ///
     /// # Errors
-    /// Why the header tells nothing: the cluster cannot be reached with the host's own configuration, the image has no exclusive
-    /// lock, another client holds it, or the image changes at this moment.
+    /// Why the header tells nothing: the cluster cannot be reached with the host's own
+    /// configuration, the image has no exclusive lock, another client holds it, or the image
+    /// changes at this moment.
     pub(crate) fn header_version(&self) -> Result<u64, String> {
         let what = format!("{}/{}", self.pool, self.image);
         let cluster = Cluster::connect(&what, None, Some(&self.user)).map_err(|e| e.to_string())?;
@@ -58,9 +60,9 @@ impl Mapped {
     }
 }
 
-/// The features of an image, as its header has them.
+/// The features of an image, as its header says.
 fn features(pool: &IoCtx, header: &str) -> io::Result<u64> {
-    // No snapshot, and to be read only.
+    // For the image and not for a snapshot; read-only.
     const INPUT: [u8; 9] = [0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1];
     const ANSWER_BYTES: usize = 16;
     let answer = pool.call(header, c"rbd", c"get_features", &INPUT, ANSWER_BYTES)?;

@@ -1,8 +1,8 @@
 //! `rbd:`: an image in a Ceph pool, through librbd and librados, which are loaded at run time.
 //!
-//! Every image has a RADOS client of its own, so that one blocklist entry fences one volume. The image's
-//! exclusive lock is taken at open and held; who owns the image is written down in a RADOS object
-//! beside it, `tidepool_owner.ID`. The image stays a plain RBD image.
+//! Every image has a RADOS client of its own, so that one blocklist entry fences one volume. The
+//! image's exclusive lock is taken at open and held. The ownership record is a RADOS object beside
+//! the image, `tidepool_owner.ID`. The image stays a plain RBD image.
 
 mod address;
 mod attach;
@@ -58,9 +58,9 @@ use survey::Survey;
 use tidepool_engine::api::IoError;
 use uuid::Uuid;
 
-/// How often a read-only handle is replaced in a row before the transfers fail.
+/// Most replacements of a read-only handle in a row before the transfers fail.
 const RETAKES_MAX: u32 = 20;
-/// Pause before a further attempt, times the attempts before it.
+/// Pause before a further attempt, multiplied by the number of attempts before it.
 const RETAKE_PAUSE: Duration = Duration::from_millis(50);
 /// Longest pause before a further attempt.
 const RETAKE_PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -71,23 +71,25 @@ struct Held {
     owner: OwnerObject,
 }
 
-/// A change of the image that the guard forbids to everybody.
+/// A change of the image that the guard forbids to every client.
 struct Change {
     token: u64,
     what: change::Change,
-    /// Makes it; none while it waits for a handle that can write.
+    /// The thread that makes the change; `None` while the change waits for a handle that can write.
     thread: Option<JoinHandle<()>>,
 }
 
 struct RbdBackend {
     place: Place,
     size_bytes: u64,
-    // Dropped in this order: no transfer without an image, no image without a pool, no pool without a client.
+    // Dropped in this order: no transfer without an image, no image without a pool, no pool without
+    // a client.
     io: Io,
     held: Option<Held>,
     /// See [`Backend::attachment`].
     attachment: Vec<u8>,
-    /// What opening it has found out about what it has, which snapshot it is, and what is to be known of it, until that is told.
+    /// What the open has found out, until the caller has taken it: the layout, the name of the
+    /// snapshot, and the notes.
     layout: Layout,
     snapshot: Option<String>,
     notes: Vec<String>,
@@ -95,25 +97,25 @@ struct RbdBackend {
     cluster: Arc<Cluster>,
     /// Slots that wait for a handle that can write.
     parked: Vec<u16>,
-    /// Gets that handle.
+    /// The thread that replaces the handle by one that can write.
     retake: Option<JoinHandle<()>>,
-    /// Handles replaced since a transfer last succeeded.
+    /// Replacements of the handle since a transfer last succeeded.
     retakes: u32,
-    /// Attempts in a row that something has stood in the way of that may pass.
+    /// Attempts in a row that have failed for a reason that may pass.
     postponed: u32,
     /// The handle is known to be read-only.
     stale: bool,
-    /// Nothing waits any longer for what may pass.
+    /// The backend is closing: nothing waits any longer for a reason that may pass.
     closing: bool,
     /// Changes of the record.
     changes: Changes,
-    /// Makes one.
+    /// The thread that makes a change of the record.
     recording: Option<JoinHandle<()>>,
     change: Option<Change>,
-    /// Changes that are made when that one is, by their token.
+    /// Changes that are made after `change`, each with its token.
     later: VecDeque<(u64, change::Change)>,
     fenced: bool,
-    /// Writes the redo, where what is written goes by groups.
+    /// Writes the redo; `None` where the cache does not drain in groups.
     redo: Option<Writer>,
 }
 
@@ -122,7 +124,7 @@ fn place_of(uri: &BackendUri) -> Result<Place, BackendError> {
     Place::of(uri).ok_or_else(unfit)
 }
 
-/// The place of something that can have an owner.
+/// The place of an image, which can have an owner. Refuses a snapshot.
 fn image_of(uri: &BackendUri) -> Result<Place, BackendError> {
     let place = place_of(uri)?;
     if place.snapshot.is_some() {
@@ -132,13 +134,13 @@ fn image_of(uri: &BackendUri) -> Result<Place, BackendError> {
     Ok(place)
 }
 
-/// A client of the cluster for an image, which may do there what an owner does.
+/// A client of the cluster for one image, with an owner's rights there.
 #[derive(Clone)]
 pub(crate) struct Way {
     cluster: Arc<Cluster>,
 }
 
-/// Connects, and looks whether an owner's rights are there.
+/// Connects, and checks for an owner's rights.
 pub(crate) fn prepare(uri: &BackendUri) -> Result<Way, BackendError> {
     let place = image_of(uri)?;
     owners_way(&place, None).map(|(cluster, _)| Way { cluster })
@@ -150,7 +152,7 @@ impl Way {
     }
 }
 
-/// The way to an image whose owner this client is to be; its rights are there.
+/// A client and a pool handle for an image that this client is to own, after a check of its rights.
 fn owners_way(place: &Place, way: Option<&Way>) -> Result<(Arc<Cluster>, IoCtx), BackendError> {
     if let Some(way) = way {
         return way.to(place);
@@ -160,7 +162,7 @@ fn owners_way(place: &Place, way: Option<&Way>) -> Result<(Arc<Cluster>, IoCtx),
     Ok((cluster, pool))
 }
 
-/// Who owns an image.
+/// The ownership record of an image.
 pub(crate) fn record(uri: &BackendUri, way: Option<&Way>) -> Result<Option<Ownership>, BackendError> {
     let place = image_of(uri)?;
     let (cluster, pool) = way.map_or_else(|| place.connect(), |way| way.to(&place))?;
@@ -201,7 +203,7 @@ pub(crate) fn take_over(uri: &BackendUri, how: &TakeOver) -> Result<Ownership, B
     peer::take_over(&place, &cluster, &pool, how)
 }
 
-/// Who owns an image, and its redo.
+/// An image's name in messages, its ownership record, and the place of its redo.
 pub(crate) fn look(uri: &BackendUri) -> Result<Remains, BackendError> {
     let place = image_of(uri)?;
     let (cluster, pool) = place.connect()?;
@@ -210,14 +212,14 @@ pub(crate) fn look(uri: &BackendUri) -> Result<Remains, BackendError> {
     Ok((place.what.clone(), survey.record, Box::new(shelf)))
 }
 
-/// Refuses an image that its owner has open, or that somebody else has locked.
+/// Refuses an image that its owner has open, or that another client has locked.
 pub(crate) fn owner_is_gone(uri: &BackendUri) -> Result<(), BackendError> {
     let place = image_of(uri)?;
     let (cluster, pool) = place.connect()?;
     attach::check_abandoned(&place, &Survey::take(&place, &cluster, &pool)?)
 }
 
-/// Where the redo of an image is.
+/// The place of the redo of an image.
 fn shelf(place: &Place, cluster: &Arc<Cluster>, id: &str) -> Result<RadosShelf, BackendError> {
     let pool = || cluster.pool(&place.pool, &place.namespace);
     Ok(RadosShelf::new(pool()?, pool()?, id))
@@ -257,7 +259,8 @@ fn open_read_only(place: Place, options: &OpenOptions) -> Result<RbdBackend, Bac
     RbdBackend::start(place, cluster, pool, image, &survey.facts, None, None)
 }
 
-/// Opens a snapshot. It belongs to nobody and never changes: as long as it is the same one, what is cached of it counts.
+/// Opens a snapshot. It has no owner and never changes: as long as it is the same snapshot, its
+/// cached data is valid.
 fn open_snapshot(
     place: Place,
     snapshot: &str,
@@ -291,7 +294,8 @@ impl RbdBackend {
         snapshot: Option<u64>,
     ) -> Result<RbdBackend, BackendError> {
         let failed = |e: std::io::Error| BackendError::io(&place.what, "set up its transfers", e);
-        // Nobody else writes to what is held, or to a snapshot; elsewhere what is found out now may not be so later.
+        // No other client writes to an image that is held and guarded, or to a snapshot. For any
+        // other image, the layout may change later.
         let stays = snapshot.is_some() || held.is_some() && facts.can_guard();
         let layout = match stays {
             true => layout::find(&place, &cluster, &pool, (&image, facts), snapshot),
@@ -325,7 +329,7 @@ impl RbdBackend {
         })
     }
 
-    /// Gets ready to write the redo, or removes one that does not count any more.
+    /// Starts the writer of the redo, or removes a redo where the cache does not drain in groups.
     fn start_redo(&mut self, record: &Ownership, options: &OpenOptions) -> Result<(), BackendError> {
         let Some(held) = &self.held else { return Ok(()) };
         let what = &self.place.what;
@@ -341,7 +345,7 @@ impl RbdBackend {
         Ok(())
     }
 
-    /// Sends the letter of a slot on its way.
+    /// Handles librbd's return value for a slot.
     fn settle(&mut self, index: u16, result: isize, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
         match self.io.advance(index, result) {
             Outcome::Finished(token, result) => {
@@ -360,7 +364,7 @@ impl RbdBackend {
         }
     }
 
-    /// Takes the new handle: parked transfers are made again, fail, or go on waiting.
+    /// Takes the new handle. Parked transfers are made again, fail, or continue to wait.
     fn unpark(&mut self, retaken: Retaken, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
         if let Some(thread) = self.retake.take() {
             let _ = thread.join();
@@ -398,7 +402,7 @@ impl RbdBackend {
 
     /// Starts to replace the handle that parked transfers wait for, once nothing else uses it.
     fn start_retake(&mut self) {
-        // All of them look at the record: one after the other.
+        // All of these threads read the record, so they run one after the other.
         if self.parked.is_empty() && !self.stale || self.is_busy() || self.parked.len() < self.io.inflight() {
             return;
         }
@@ -427,7 +431,7 @@ impl RbdBackend {
         }
     }
 
-    /// Somebody works with record and lock.
+    /// Whether a thread works with record and lock.
     fn is_busy(&self) -> bool {
         let change = self.change.as_ref().is_some_and(|change| change.thread.is_some());
         self.retake.is_some() || self.recording.is_some() || change
@@ -438,7 +442,8 @@ impl RbdBackend {
         self.start_change();
     }
 
-    /// Starts to change the image, once there is a handle and nothing else works with record and lock.
+    /// Starts to change the image, once there is a handle and nothing else works with record and
+    /// lock.
     fn start_change(&mut self) {
         if self.change.is_none() {
             let next = self.later.pop_front();
@@ -451,7 +456,7 @@ impl RbdBackend {
         {
             match self.closing {
                 true => self.io.complete(change.token, Err(IoError::Errno(libc::EAGAIN))),
-                // A handle has to be had first.
+                // A handle is needed first.
                 false => (self.change, self.stale) = (Some(change), true),
             }
             return;
@@ -479,7 +484,7 @@ impl RbdBackend {
         }
     }
 
-    /// The image is changed, or a handle is needed for it that can write.
+    /// Ends a change of the image, or lets it wait for a handle that can write.
     fn changed(&mut self, outcome: Result<(), IoError>, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
         let change = self.change.as_mut().expect("the image was being changed");
         if let Some(thread) = change.thread.take() {
@@ -499,7 +504,7 @@ impl RbdBackend {
         self.retakes = 0;
     }
 
-    /// Puts a change of the record in line.
+    /// Queues a change of the record, and starts it if nothing else depends on the record.
     fn order_record(&mut self, token: u64, change: changes::Change) {
         self.changes.order(token, change);
         self.start_record();
@@ -532,7 +537,7 @@ impl RbdBackend {
         }
     }
 
-    /// Takes the new record.
+    /// Takes the outcome of a change of the record.
     fn recorded(&mut self, outcome: Result<(OwnerObject, Ownership), BackendError>) {
         if let Some(thread) = self.recording.take() {
             let _ = thread.join();
@@ -550,7 +555,7 @@ impl RbdBackend {
         self.changes.finish(result, true);
     }
 
-    /// Waits until nothing is in flight and drops the outcomes.
+    /// Waits until nothing is in flight, and drops the outcomes.
     fn quiesce(&mut self) {
         self.closing = true;
         while self.io.inflight() > 0
@@ -603,8 +608,8 @@ impl Backend for RbdBackend {
                 None => self.io.complete(token, Err(IoError::Errno(libc::ENOTSUP))),
             }
         } else {
-            // The handle is replaced when nothing uses it any more: reads, which it still serves, wait too,
-            // or they would keep it in use for as long as they overlap.
+            // The handle is replaced when nothing uses it any more. Reads, which the handle still
+            // serves, wait too; otherwise they would keep it in use for as long as they overlap.
             let hold = !self.parked.is_empty() || self.stale;
             // SAFETY: the caller's promise is passed on.
             let held = unsafe { self.io.submit(token, transfer, hold) };
@@ -672,7 +677,7 @@ impl Backend for RbdBackend {
         if self.changes.is_unsure() || how.clean && claim.record.peer.is_some() {
             (owner, claim.record) = peer::before_release(&claim, &owner, how.clean)?;
         }
-        // Without a handle an attempt to replace it has failed, and what it had was released.
+        // Without a handle, an attempt to replace it has failed, and the lock was released.
         let image = self.io.image.take();
         self.redo = None;
         let RbdBackend { place, pool, cluster, .. } = &*self;
@@ -681,7 +686,8 @@ impl Backend for RbdBackend {
             image.flush().map_err(failed("flush the image"))?;
         }
         if how.clean {
-            // Before anybody else may write: a redo would take the image back behind that.
+            // Done before another client may write: a redo would take the image back to before that
+            // write.
             group_redo::clear(&place.what, &shelf(place, cluster, &claim.id)?, claim.record.generation)?;
         }
         let header = &claim.header;
@@ -689,12 +695,13 @@ impl Backend for RbdBackend {
         let read_locker = || pool.locker(header).map_err(failed("read the image's lock"));
         let mut alone = claim.guarded;
         if !how.clean && !claim.guarded {
-            // While the lock falls. For longer it would be in the way of mirroring.
+            // The guard is set only until the lock is released. For longer it would be in the way
+            // of mirroring.
             guard::set(pool, header).map_err(guard_failed())?;
             // An attempt to do so after a change of the image may have failed.
             forbid::set(pool, header).map_err(guard_failed())?;
             let ours = |address: &String| address::same(address, &claim.address);
-            // A client that has opened it before waits for the lock.
+            // A client that has opened the image before waits for the lock.
             let others = |image: &Arc<Image>| image.watchers().map(|found| found.iter().all(ours));
             let nobody_waits =
                 image.as_ref().map(others).transpose().map_err(failed("list who has it open"))?;
@@ -702,8 +709,8 @@ impl Backend for RbdBackend {
         }
         // Closing releases the lock, in whatever state librbd has it.
         drop(image);
-        // The version that this change makes is the proof for the next open: while the guard stood nobody
-        // could write, and a client that takes the lock after it changes the version.
+        // The version that this change makes is the proof for the next open: while the guard was
+        // set no client could write, and a client that takes the lock after it changes the version.
         let version = match (how.clean, claim.guarded) {
             (true, _) => {
                 forbid::lift(pool, header, None).map_err(guard_failed())?;
@@ -711,13 +718,14 @@ impl Backend for RbdBackend {
             }
             (false, true) => guard::set(pool, header),
             (false, false) => guard::lift(pool, header, None).or_else(|_| {
-                // Somebody has the lock already.
+                // Another client has the lock already.
                 alone = false;
                 guard::pause(pool, header)
             }),
         };
         let version = version.map_err(guard_failed())?;
-        // Without a guard somebody could have written between the lock's release and the version.
+        // Without a guard, another client could have written between the lock's release and the
+        // version.
         let stamp = (alone && read_locker()?.is_none()).then_some(ImageStamp::Header { version });
         owner.swap(pool, &claim.record.released(how, stamp))
     }
@@ -725,7 +733,7 @@ impl Backend for RbdBackend {
 
 impl Drop for RbdBackend {
     fn drop(&mut self) {
-        // librbd goes on using the transfers' memory until they complete.
+        // librbd uses the transfers' memory until they complete.
         self.quiesce();
     }
 }

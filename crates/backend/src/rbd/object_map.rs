@@ -1,19 +1,22 @@
-//! The object map of an image or a snapshot: which of its objects there are, kept by librbd beside the image (feature object-map). It is
-//! read as a whole through the OSDs' class `rbd`, 1 MB for 15 TiB; `rbd_diff_iterate2` takes seconds for as much.
+//! The object map of an image or a snapshot: which of its objects exist. librbd keeps it beside the
+//! image (feature object-map). It is read as a whole through the OSDs' class `rbd`: 1 MB for 15
+//! TiB. `rbd_diff_iterate2` takes seconds for an image of that size.
 //!
-//! The layout is that of Ceph's `src/common/bit_vector.hpp` with two bits for each object, stable since Ceph 0.93.
+//! The layout is that of Ceph's `src/common/bit_vector.hpp` with two bits for each object, stable
+//! since Ceph 0.93.
 
 use super::cluster::IoCtx;
 use std::io;
 
-/// Most objects of which a map is read: 64 TiB in objects of 4 MiB.
+/// Most objects of an image whose map is read: 64 TiB in objects of 4 MiB.
 const OBJECTS_MAX: u64 = 1 << 24;
-/// What is around the bits: lengths, versions, and the sums of the parts, which the class leaves out.
+/// Bytes around the bits: lengths, versions, and the checksums of the parts, which the class leaves
+/// out.
 const FRAME_BYTES: usize = 64;
 /// `OBJECT_NONEXISTENT` (`src/include/rbd/object_map_types.h`).
 const ABSENT: u8 = 0;
 
-/// Which objects there are.
+/// Which objects exist.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ObjectMap {
     objects: u64,
@@ -21,8 +24,9 @@ pub(super) struct ObjectMap {
 }
 
 impl ObjectMap {
-    /// The map of the image with this id, or of its snapshot with this number, which has `objects` objects. It is valid only if the flags
-    /// of the image or snapshot do not say otherwise.
+    /// Reads the map of the image with this id, or of its snapshot with this number, which has
+    /// `objects` objects. The map is valid only if the flags of the image or snapshot do not say
+    /// otherwise.
     pub(super) fn load(pool: &IoCtx, id: &str, snapshot: Option<u64>, objects: u64) -> io::Result<ObjectMap> {
         if objects > OBJECTS_MAX {
             return Err(io::Error::other(format!(
@@ -45,7 +49,8 @@ impl ObjectMap {
         }
     }
 
-    /// A header with its length (version, compatible version, length, number of objects), then the bits.
+    /// Reads a header with its length (version, compatible version, length, number of objects), and
+    /// then the bits.
     fn decode(bytes: &[u8]) -> Option<ObjectMap> {
         let (len, rest) = bytes.split_first_chunk::<4>()?;
         let (header, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
@@ -57,7 +62,7 @@ impl ObjectMap {
         (compatible == 1).then(|| ObjectMap { objects, bits: bits.to_vec() })
     }
 
-    /// The numbers of the objects that there are, or may be.
+    /// The numbers of the objects that exist, or may exist.
     pub(super) fn present(&self) -> impl Iterator<Item = u64> {
         let some = self.bits.iter().enumerate().filter(|&(_, &byte)| byte != 0);
         let each =
@@ -72,7 +77,7 @@ mod tests {
 
     #[test]
     fn a_map_is_read_as_ceph_writes_it_and_nothing_else_is_taken_for_one() {
-        // Nine objects; 0, 3, 5 and 8 are there, in each of the states.
+        // Nine objects; 0, 3, 5 and 8 exist, in each of the states.
         let mut bytes = vec![14, 0, 0, 0, 1, 1, 8, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0];
         bytes.extend([0b0100_0011, 0b0010_0000, 0b0100_0001, 0, 0, 0, 0]);
         let map = ObjectMap::decode(&bytes).expect("a map");

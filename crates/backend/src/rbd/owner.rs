@@ -5,7 +5,7 @@ use crate::error::BackendError;
 use crate::record::{Ownership, RECORD_BYTES_MAX};
 use std::io;
 
-/// The record's object with what was last seen in it.
+/// The record's object, and the record that was last read from it or written to it.
 #[derive(Clone)]
 pub(super) struct OwnerObject {
     what: String,
@@ -17,7 +17,7 @@ pub(super) struct OwnerObject {
 }
 
 impl OwnerObject {
-    /// Reads the record.
+    /// Reads the record; `None` if there is none.
     pub(super) fn read(
         what: &str,
         pool: &IoCtx,
@@ -36,7 +36,7 @@ impl OwnerObject {
         Ok((owner, record))
     }
 
-    /// Writes the record if nobody has changed it since this was read or written.
+    /// Writes the record, if no other client has changed it since it was read or written here.
     pub(super) fn swap(&mut self, pool: &IoCtx, record: &Ownership) -> Result<(), BackendError> {
         let swapped = pool.swap(&self.object, self.version, &record.to_json());
         self.version = Some(swapped.map_err(|e| self.swap_error(e))?);
@@ -62,7 +62,8 @@ impl OwnerObject {
     }
 }
 
-/// What Ceph returns for a version that is not the one asserted, and for an object that exists.
+/// Whether an error is one that Ceph returns for an object that has another version than the
+/// asserted one or is gone, or for an object that must not exist and does.
 pub(super) fn is_other_version(e: &io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::ERANGE | libc::EOVERFLOW | libc::EEXIST | libc::ENOENT))
 }

@@ -9,7 +9,7 @@ use crate::uri::BackendUri;
 use std::io;
 use std::ptr;
 
-/// A parent as librbd names it.
+/// A parent, as librbd describes it.
 struct Named {
     pool: String,
     pool_id: i64,
@@ -18,11 +18,12 @@ struct Named {
     image_id: String,
     snapshot: String,
     snapshot_id: u64,
-    /// The snapshot can be opened by its name: neither it nor its image is in the trash, and it is no other kind of snapshot.
+    /// The snapshot can be opened by its name: it is a user's snapshot, and its image is not in the
+    /// trash.
     has_name: bool,
 }
 
-/// The parent of an image that has one and can share what is cached of it with other clones.
+/// The parent of an image, if it has one whose cached data can be shared with other clones.
 pub(super) fn find(place: &Place, cluster: &Cluster, image: &Image) -> io::Result<Option<Parent>> {
     let Some(parent) = named(image)?.filter(|parent| parent.has_name) else { return Ok(None) };
     let name = snapshot_name(cluster, parent.pool_id, &parent.image_id, parent.snapshot_id)?;
@@ -37,7 +38,8 @@ pub(super) fn find(place: &Place, cluster: &Cluster, image: &Image) -> io::Resul
     Ok(Some(Parent { name, uri }))
 }
 
-/// A name that no other snapshot of any cluster has, whatever it or its image is called.
+/// A name that no other snapshot of the cluster has, whatever the snapshot or its image is called.
+/// Eight digits of the cluster's id distinguish it from the snapshots of other clusters.
 pub(super) fn snapshot_name(
     cluster: &Cluster,
     pool_id: i64,

@@ -1,4 +1,5 @@
-//! The second copy's part in the ownership: the record names its cache, and that cache makes the image its own.
+//! The second copy's part in the ownership: the record names the cache of the copy, and that cache
+//! can make the image its own.
 
 use super::attach::{Claim, Point, reached};
 use super::cluster::{Cluster, IoCtx};
@@ -12,11 +13,13 @@ use crate::record::{Ownership, Peer};
 use crate::redo;
 use std::sync::Arc;
 
-/// How often the record is read again because somebody was faster to change it.
+/// Most attempts to change the record when other clients change it in between.
 const ATTEMPTS: u32 = 3;
 
-/// Has the record name a peer, or none; see [`crate::Backend::set_peer`]. Returns the owner's record with it. Nothing is acknowledged
-/// meanwhile, so that what is `known` of the record is not read again: the change itself tells whether it is still that.
+/// Makes the record name a peer, or none; see [`crate::Backend::set_peer`]. Returns the owner's
+/// record with this peer. No write is acknowledged meanwhile, so the record is not read again
+/// first: if the record is not the `known` one, the change is refused, and is tried again with the
+/// record that is read then.
 pub(super) fn name(
     claim: &Claim,
     known: &OwnerObject,
@@ -38,7 +41,7 @@ pub(super) fn name(
             return Ok((owner, wanted));
         }
         reached(Point::Naming)?;
-        // What else stands there was written meanwhile, and stays.
+        // The other fields may have been written meanwhile, and stay.
         outcome = owner.swap(&pool, &found.with_peer(peer.cloned())).map(|()| (owner, wanted));
         if !matches!(outcome, Err(BackendError::Locked { .. })) {
             break;
@@ -47,8 +50,8 @@ pub(super) fn name(
     outcome
 }
 
-/// The record as it is before a release. A clean one names nobody any more: the host that it named could take the image over while it
-/// is given up.
+/// The record as it is before a release. Before a clean release the record must name no peer: the
+/// named host could otherwise take the image over during the release.
 pub(super) fn before_release(
     claim: &Claim,
     known: &OwnerObject,
@@ -62,12 +65,14 @@ pub(super) fn before_release(
     Ok((owner, claim.record.with_peer(found.peer)))
 }
 
-/// The record is the owner's still, and nobody has used a moment without its guard.
+/// Whether the record is still the owner's, and no other client has used a moment without the
+/// image's guard.
 fn is_ours(claim: &Claim, found: &Ownership) -> bool {
     found.is_of(&claim.record) && (found.superseded.is_none() || claim.record.superseded.is_some())
 }
 
-/// The record, if it is still the owner's and nobody has used a moment without its guard.
+/// The record, if it is still the owner's and no other client has used a moment without the image's
+/// guard.
 fn read(claim: &Claim, pool: &IoCtx) -> Result<(OwnerObject, Ownership), BackendError> {
     let what = &claim.place.what;
     let (owner, found) = OwnerObject::read(what, pool, &claim.owner)?;
@@ -77,8 +82,8 @@ fn read(claim: &Claim, pool: &IoCtx) -> Result<(OwnerObject, Ownership), Backend
     }
 }
 
-/// Makes the record the peer's, with a client that has an owner's rights; see [`crate::take_over`]. What would keep the open that
-/// follows from taking the image is looked for before.
+/// Makes the record the peer's, with a client that has an owner's rights; see [`crate::take_over`].
+/// Whatever would keep the open that follows from taking the image is checked before.
 pub(super) fn take_over(
     place: &Place,
     cluster: &Arc<Cluster>,
@@ -93,8 +98,8 @@ pub(super) fn take_over(
     Ok(taken)
 }
 
-/// The first part of opening an image that is to be taken over. A host that has to be fenced must find the record changed before that;
-/// where there is nobody, it changes with what opening it writes there first.
+/// The first part of opening an image that is to be taken over. If a client has to be fenced, the
+/// record is changed before that. Otherwise the record changes with the first write of the open.
 pub(super) fn take_first(
     survey: &mut Survey,
     place: &Place,
@@ -112,7 +117,8 @@ pub(super) fn take_first(
     Ok(())
 }
 
-/// Has a survey go on from the record as it is once the image is taken over, if that can be.
+/// Checks whether the image can be taken over, and lets the survey continue with the record after
+/// the takeover.
 fn take_in(
     survey: &mut Survey,
     place: &Place,
@@ -124,7 +130,7 @@ fn take_in(
         return Err(BackendError::NotPeer { what: place.what.clone(), why });
     };
     let taken = before.taken_over(&place.what, how)?;
-    // Who was the owner's client, and in which boot, is still known here.
+    // The former owner's client, and the boot of its host, are still known here.
     let fences =
         Fences::plan(place, survey, &Holder::Nobody, &OpenOptions::default(), FENCE_FOREIGN_S, true)?;
     let taken = taken.with_fences(&fences.listed());

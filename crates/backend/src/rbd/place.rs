@@ -8,17 +8,18 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What is said of an image that cannot be opened.
+/// The action in the error of an image that cannot be opened.
 const OPEN: &str = "open the image";
-/// Longest id of an image that is read, with its length before it.
+/// Longest image id that is read, in bytes, including the length before it.
 const ID_BYTES_MAX: usize = 256;
 
 /// Pool, namespace and image, with how to reach them.
 #[derive(Debug, Clone)]
 pub(super) struct Place {
-    /// `POOL/IMAGE` or `POOL/NAMESPACE/IMAGE`, as Ceph's tools take it; names the image in messages.
+    /// `POOL/IMAGE` or `POOL/NAMESPACE/IMAGE`, as Ceph's tools take it, and `@SNAPSHOT` after it
+    /// for a snapshot. Names the image in messages.
     pub(super) what: String,
-    /// The image itself, where the place is a snapshot of it.
+    /// The name of the image itself, without a snapshot.
     pub(super) head: String,
     pub(super) pool: String,
     pub(super) namespace: String,
@@ -49,35 +50,36 @@ impl Place {
         })
     }
 
-    /// A client of its own for this image.
+    /// Connects with a RADOS client of its own for this image.
     pub(super) fn connect(&self) -> Result<(Arc<Cluster>, IoCtx), BackendError> {
         let cluster = Arc::new(Cluster::connect(&self.what, self.conf.as_deref(), self.id.as_deref())?);
         let pool = cluster.pool(&self.pool, &self.namespace)?;
         Ok((cluster, pool))
     }
 
-    /// The image's id, under which everything of it is kept: what the object says that has its name.
+    /// The image's id, which is part of the names of all its objects. It is the content of the
+    /// object that has the image's name.
     pub(super) fn image_id(&self, cluster: &Cluster, pool: &IoCtx) -> Result<String, BackendError> {
         let object = format!("rbd_id.{}", self.image);
         let found =
             pool.read(&object, ID_BYTES_MAX).map_err(|e| self.error(cluster, "read the image's id", e))?;
-        // Its length stands before it.
+        // The length of the id stands before it.
         let id = found.as_ref().and_then(|(bytes, _)| std::str::from_utf8(bytes.get(4..)?).ok());
         match id.filter(|id| !id.is_empty()) {
             Some(id) => Ok(id.to_owned()),
-            // Whatever is wrong with it, librbd says it better.
+            // librbd gives the better error when it opens the image.
             None => self.facts(cluster, pool).map(|facts| facts.id),
         }
     }
 
-    /// What there is to know about the image without changing anything.
+    /// Facts about the image. Changes nothing.
     pub(super) fn facts(&self, cluster: &Cluster, pool: &IoCtx) -> Result<Facts, BackendError> {
         let image = Image::open(&cluster.libraries().rbd, pool, &self.image, Access::Read);
         let image = image.map_err(|e| self.error(cluster, OPEN, e))?;
         image.facts().map_err(|e| self.error(cluster, "read the image's header", e))
     }
 
-    /// The image has been put into a group, or is on its way to another place.
+    /// The error for an image that has been put into a group, or is being migrated.
     pub(super) fn gone_elsewhere(&self) -> BackendError {
         let (what, head) = (self.what.clone(), &self.head);
         let why = format!(
@@ -87,7 +89,8 @@ impl Place {
         BackendError::Unsupported { what, why }
     }
 
-    /// The image's settings, or its pool's, name a plugin of librbd that it cannot be served with.
+    /// The error for an image whose settings, or whose pool's settings, name a plugin of librbd
+    /// with which the image cannot be served.
     pub(super) fn has_plugins(&self) -> BackendError {
         let (what, pool) = (self.what.clone(), &self.pool);
         let why = format!(
@@ -97,7 +100,7 @@ impl Place {
         BackendError::Unsupported { what, why }
     }
 
-    /// What an error of RADOS or librbd means.
+    /// The error for a failure of RADOS or librbd.
     pub(super) fn error(&self, cluster: &Cluster, action: &'static str, e: io::Error) -> BackendError {
         let what = self.what.clone();
         match e.raw_os_error() {

@@ -8,21 +8,23 @@ use tidepool_engine::redo::FRAME_BYTES_MAX;
 
 /// Frames in one object.
 const FRAMES_PER_OBJECT: u32 = 16;
-/// Objects of a group that are missing in a row before its end is believed: frames are written in any order.
+/// Missing objects in a row after which the end of a group is assumed: frames are written in any
+/// order.
 const GAP_MAX: u32 = 16;
 
-/// For the image with id ID: the header `tidepool_redo.ID`, the note `tidepool_note.ID`, and of each group the objects
-/// `tidepool_redo.ID.GENERATION.GROUP.N`, with 16 frames in each.
+/// For the image with id ID: the header `tidepool_redo.ID`, the note `tidepool_note.ID`, and for
+/// each group the objects `tidepool_redo.ID.GENERATION.GROUP.N`, with 16 frames in each.
 pub(super) struct RadosShelf {
-    /// For frames, from several threads.
+    /// For frames and the note, from several threads.
     data: IoCtx,
-    /// For the header; its version when it was last read or written, `None` while there is none.
+    /// For the header, with the header's version when it was last read or written; `None` while
+    /// there is none.
     header: Mutex<(IoCtx, Option<u64>)>,
     id: String,
 }
 
 impl RadosShelf {
-    /// `data` and `header` are two ways into the image's pool.
+    /// `data` and `header` are two handles of the image's pool.
     pub(super) fn new(data: IoCtx, header: IoCtx, id: &str) -> RadosShelf {
         RadosShelf { data, header: Mutex::new((header, None)), id: id.to_owned() }
     }
@@ -39,7 +41,8 @@ impl RadosShelf {
         format!("tidepool_redo.{}.{generation}.{group}.{object}", self.id)
     }
 
-    /// After a change that was refused: another one has come before it, or it was ours and its answer was lost.
+    /// Handles a change of the header that was refused: another client has changed it before, or
+    /// the change is ours and its answer was lost.
     fn settle(
         &self,
         state: &mut (IoCtx, Option<u64>),

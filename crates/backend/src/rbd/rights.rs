@@ -1,4 +1,5 @@
-//! The rights that a client needs. Each is tried on an object that does not exist, so that nothing changes.
+//! The rights that a client needs. Each is tried on an object that does not exist, so that nothing
+//! changes.
 
 use super::cluster::{Cluster, IoCtx, Locker, grant};
 use super::place::Place;
@@ -6,7 +7,7 @@ use crate::error::BackendError;
 use std::io;
 use std::sync::Arc;
 
-/// No image has this id.
+/// Object on which the rights are tried: no image has this id.
 const PROBE: &str = "tidepool_owner.check";
 /// The object that names the clones in a pool.
 const CHILDREN: &str = "rbd_children";
@@ -30,17 +31,18 @@ pub(super) fn check(
     cluster.check_blocklist_right()
 }
 
-/// A pool in which the client may not look for clones, which Ceph does in every pool before it unprotects a snapshot.
+/// A pool in which the client may not look for clones. Ceph does that in every pool before it
+/// unprotects a snapshot.
 pub(super) fn pool_without_children(cluster: &Arc<Cluster>) -> Option<String> {
     let may_look = |pool: &String| {
         let looked = cluster.pool(pool, "").map(|pool| absent(pool.locker(CHILDREN)));
-        // What is wrong otherwise is no matter of rights.
+        // Any other error has nothing to do with rights.
         !matches!(looked, Ok(Err(e)) if matches!(e.raw_os_error(), Some(libc::EACCES | libc::EPERM)))
     };
     cluster.pools().ok()?.into_iter().find(|pool| !may_look(pool))
 }
 
-/// That there is no such object is what an allowed attempt finds.
+/// An attempt that is allowed finds that there is no such object.
 fn absent<T>(outcome: io::Result<T>) -> io::Result<()> {
     match outcome {
         Err(e) if e.raw_os_error() != Some(libc::ENOENT) => Err(e),

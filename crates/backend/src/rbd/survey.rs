@@ -1,4 +1,4 @@
-//! What there is to know about an image before it is taken, and who holds it.
+//! What is known about an image before it is taken, and which client holds its lock.
 
 use super::address;
 use super::cluster::{Cluster, IoCtx, LOCK_TAG_MANAGED, Locker};
@@ -18,15 +18,15 @@ use std::sync::Arc;
 use tidepool_engine::api::SECTOR_BYTES;
 use uuid::Uuid;
 
-/// Shortest time in nanoseconds for which a former owner of an image is fenced.
+/// Shortest time for which a former owner of an image is fenced, in nanoseconds.
 pub const FENCE_NS_MIN: u64 = 3_600_000_000_000;
-/// How long the fence of our own dead process stands, in seconds: it cannot come back.
+/// How long our own dead process is fenced, in seconds: it cannot come back.
 pub(super) const FENCE_OWN_S: f64 = (FENCE_NS_MIN / 1_000_000_000) as f64;
-/// How long the fence of a client stands, in seconds, of which nobody knows that it is dead: a paused machine that
-/// resumes after its fence has fallen would write over the new owner's data.
+/// How long a client that is not proven dead is fenced, in seconds. A paused machine that resumes
+/// after its fence has expired would write over the new owner's data.
 pub(super) const FENCE_FOREIGN_S: f64 = 365.0 * 86_400.0;
 
-/// What a restart finds its own lock by; see [`crate::Backend::attachment`].
+/// What identifies our own lock after a restart; see [`crate::Backend::attachment`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Attachment {
     /// Address of the RADOS client.
@@ -35,35 +35,36 @@ pub(super) struct Attachment {
     pub(super) cookie: String,
 }
 
-/// Address of the client that stands in what a cache has kept. An attachment of another backend or release is none: then the record has to
-/// do.
+/// Address of the client in the attachment that a cache has kept. `None` for an attachment of
+/// another backend or release: then only the record names the client.
 fn attached_client(options: &OpenOptions) -> Option<String> {
     let attachment = serde_json::from_slice::<Attachment>(options.attachment.as_ref()?).ok()?;
     Some(attachment.client)
 }
 
-/// Everything about an image that decides whether it can be taken; nothing was changed to learn it.
+/// Everything about an image that decides whether it can be taken. Nothing was changed to find it
+/// out.
 pub(super) struct Survey {
     pub(super) facts: Facts,
     pub(super) header_version: u64,
     pub(super) locker: Option<Locker>,
-    /// The tag of the lock, also while nobody has it.
+    /// The tag of the lock, also while no client holds the lock.
     lock_tag: String,
     pub(super) owner: OwnerObject,
     pub(super) record: Option<Ownership>,
 }
 
-/// Who holds the lock.
+/// The holder of the lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Holder {
     Nobody,
-    /// A killed process of this very cache.
+    /// A killed process of this cache.
     OurDead(Locker),
-    /// A client that no longer watches the image, so librbd too would take its lock away.
+    /// A client that no longer watches the image. librbd would take its lock away, too.
     Gone(Locker),
-    /// A client that is there.
+    /// A client that is alive.
     Live(Locker),
-    /// Somebody's `rbd lock add`.
+    /// A lock that was made with `rbd lock add`.
     Manual(Locker),
 }
 
@@ -87,13 +88,14 @@ impl Survey {
         self.facts.features & FEATURE_NON_PRIMARY != 0
     }
 
-    /// The guard stands, and has kept others from writing. With journaling it may only be a left-over of a moment.
+    /// Whether the guard is set and has kept other clients from writing. With journaling the bit
+    /// may be left over from a moment only.
     fn guard_proves(&self) -> bool {
         self.guarded() && self.can_guard()
     }
 
-    /// Sets the guard of an image of this cache that is half rolled back, where a kill has left it lifted: others must not take it for
-    /// whole.
+    /// Sets the guard of an image of this cache that is half rolled back, if a kill has left the
+    /// guard lifted: other clients must not use the image as if it were complete.
     pub(super) fn guard_half(&self, place: &Place, pool: &IoCtx, holder: &Holder, cache_uuid: Uuid) {
         let is_half = self.own_record(cache_uuid).is_some_and(|record| record.rollback.is_some());
         let is_ours = matches!(holder, Holder::Nobody | Holder::OurDead(_));
@@ -111,12 +113,12 @@ impl Survey {
         }
     }
 
-    /// The record, if it is of this cache.
+    /// The record, if it is this cache's.
     fn own_record(&self, cache_uuid: Uuid) -> Option<&Ownership> {
         self.record.as_ref().filter(|record| record.cache_uuid == cache_uuid)
     }
 
-    /// Whether the image is of a kind that can be cached.
+    /// Refuses an image that is not of a kind that can be cached.
     pub(super) fn check_kind(&self, place: &Place) -> Result<(), BackendError> {
         let unfit = |why: String| BackendError::Unsupported { what: place.what.clone(), why };
         let what = &place.what;
@@ -146,8 +148,8 @@ impl Survey {
         Ok(())
     }
 
-    /// Why a rollback of a group's snapshot could go past the cache: it reaches every image of the snapshot, also those that have left the
-    /// group.
+    /// Why a rollback of a group's snapshot could bypass the cache: it changes every image of the
+    /// snapshot, also images that have left the group. `None` if there is no such snapshot.
     fn group_snapshot(&self) -> Option<String> {
         let name = self.facts.of_group.as_ref()?;
         Some(format!(
@@ -156,7 +158,8 @@ impl Survey {
         ))
     }
 
-    /// Refuses an image that a group's rollback could reach. One that this cache has dirty data for is served all the same.
+    /// Refuses an image that a group's rollback could change. An image for which this cache has
+    /// dirty data is served all the same.
     pub(super) fn check_group_snapshots(&self, place: &Place, cache_uuid: Uuid) -> Result<(), BackendError> {
         let dirty = self.own_record(cache_uuid).is_some_and(|record| record.state != OwnerState::Clean);
         match self.group_snapshot().filter(|_| !dirty) {
@@ -165,8 +168,9 @@ impl Survey {
         }
     }
 
-    /// Refuses an image of which librbd's persistent cache would have what no other host has. One that this cache has dirty data for is
-    /// served all the same: its settings cannot be changed meanwhile.
+    /// Refuses an image of which librbd's persistent cache would hold data that no other host has.
+    /// An image for which this cache has dirty data is served all the same: its settings cannot be
+    /// changed meanwhile.
     pub(super) fn check_plugins(&self, place: &Place, cache_uuid: Uuid) -> Result<(), BackendError> {
         let dirty = self.own_record(cache_uuid).is_some_and(|record| record.state != OwnerState::Clean);
         match &self.facts.plugins {
@@ -175,7 +179,7 @@ impl Survey {
         }
     }
 
-    /// What a host that has the image cached is to know of it, each with its subject.
+    /// What the user of a host that caches the image should know about it, each with its subject.
     pub(super) fn notes(&self) -> Vec<(&'static str, String)> {
         let mut notes = Vec::new();
         if !self.can_guard() {
@@ -197,7 +201,7 @@ impl Survey {
         notes
     }
 
-    /// Whether the image holds what a reader with this cache may see.
+    /// Refuses to let this cache read the image if its newest data is in another cache.
     pub(super) fn check_reader(&self, place: &Place, cache_uuid: Uuid) -> Result<(), BackendError> {
         match &self.record {
             Some(record) => record.check_owner(&place.what, cache_uuid),
@@ -205,17 +209,19 @@ impl Survey {
         }
     }
 
-    /// Whether this cache has everything that it once held of the image.
+    /// Refuses a cache that may lack data that it once held of the image, and an image that is half
+    /// rolled back.
     pub(super) fn check_whole(&self, place: &Place, options: &OpenOptions) -> Result<(), BackendError> {
         let Some(record) = &self.record else { return Ok(()) };
         record.check_rolled_back(&place.what, options)?;
         record.check_whole(&place.what, options)
     }
 
-    /// Whether this cache may own the image.
+    /// Refuses a cache that may not own the image.
     pub(super) fn check_owner(&self, place: &Place, cache_uuid: Uuid) -> Result<(), BackendError> {
         self.check_reader(place, cache_uuid)?;
-        // An attempt to open it may have been cut short between the guard and the record.
+        // An attempt of this cache to open the image may have been cut short between the guard and
+        // the record.
         let ours = |record: &Ownership| record.state != OwnerState::Clean || !record.claims.is_empty();
         if !self.guarded() || self.own_record(cache_uuid).is_some_and(ours) {
             return Ok(());
@@ -234,7 +240,7 @@ impl Survey {
         Err(BackendError::Unsupported { what, why })
     }
 
-    /// Addresses of clients of this cache. That they are dead follows from the lock on the cache device.
+    /// Addresses of clients of this cache. The lock on the cache device proves that they are dead.
     pub(super) fn own_clients(&self, options: &OpenOptions) -> Vec<String> {
         let mut clients: Vec<String> = attached_client(options).into_iter().collect();
         if let Some(record) = self.own_record(Uuid::from_bytes(options.cache_uuid)) {
@@ -243,7 +249,8 @@ impl Survey {
         clients
     }
 
-    /// The holder of the lock is the client that the cache has had the image with last, as it knows itself.
+    /// Whether the holder of the lock is the client with which the cache had the image last,
+    /// according to the cache's attachment.
     pub(super) fn was_attached(&self, options: &OpenOptions, locker: &Locker) -> bool {
         attached_client(options).is_some_and(|client| address::same(&client, &locker.address))
     }
@@ -255,9 +262,9 @@ impl Survey {
         }
         let watches = self.facts.watchers.iter().any(|watcher| address::same(watcher, &locker.address));
         let ours = self.own_clients(options).iter().any(|client| address::same(client, &locker.address));
-        // A cache device that has come from another host, or a host's name that two of them have, proves
-        // nothing about a process over there that still watches the image. The clients of an image that was taken over are
-        // fenced alive.
+        // The cache device may have come from another host, or two hosts may have the same name.
+        // Then nothing is proven about a process on the other host that still watches the image.
+        // The clients of an image that was taken over are fenced even if they are alive.
         let here = |record: &Ownership| record.is_of_this_boot() || record.taken_from.is_some();
         let here = self.record.as_ref().is_none_or(here);
         match (watches, ours) {
@@ -268,9 +275,10 @@ impl Survey {
         }
     }
 
-    /// How long the fence of a client that counts as this cache's own has to stand.
+    /// How long a client that counts as this cache's own has to be fenced, in seconds.
     pub(super) fn own_fence_s(&self, cache_uuid: Uuid) -> f64 {
-        // Only the lock on the cache device of this very boot proves that a process is dead.
+        // Only the lock on the cache device, in the boot that the record names, proves that a
+        // process is dead.
         match self.own_record(cache_uuid) {
             Some(record) if record.is_of_this_boot() && record.taken_from.is_none() => FENCE_OWN_S,
             _ => FENCE_FOREIGN_S,
@@ -288,8 +296,8 @@ impl Survey {
         self.facts.watchers.iter().map(String::as_str).filter(stranger).collect()
     }
 
-    /// Refuses an image whose lock is held by somebody who is there, and one that somebody else has open
-    /// for writing: that client would take the lock as soon as it falls.
+    /// Refuses an image whose lock is held by a client that is alive, and an image that another
+    /// client has open for writing: that client would take the lock as soon as it is free.
     pub(super) fn check_lock(
         &self,
         place: &Place,
@@ -336,7 +344,7 @@ impl Survey {
         }
     }
 
-    /// What is known about writes of others since this cache had the image last.
+    /// What is known about writes of other clients since this cache had the image last.
     pub(super) fn continuity(&self, cache_uuid: Uuid, holder: &Holder) -> Continuity {
         if let Some(known) = Continuity::of_record(self.record.as_ref(), cache_uuid) {
             return known;
@@ -348,7 +356,8 @@ impl Survey {
             return Continuity::overwritten(format!("{} has taken the lock since", locker.client));
         }
         let unchanged = record.stamp == Some(ImageStamp::Header { version: self.header_version });
-        // The guard was lifted by an attempt that was cut short, and nobody has taken the lock since.
+        // An attempt that was cut short has lifted the guard, and no client has taken the lock
+        // since.
         let marked = self.locker.is_none() && self.lock_tag == guard::LIFTED_TAG;
         let untouched = marked || record.lifted == Some(self.header_version);
         const CUT: &str = "this cache's last attempt to open the image was cut short";
@@ -366,11 +375,12 @@ impl Survey {
                     format!("the lock of host {host}, from which it is taken over, is still in place")
                 }
             }),
-            // A stopped owner has left it behind.
+            // A stopped owner has left the image in this state.
             OwnerState::Open if unchanged => Continuity::proven(
                 "the image's header is as it was released by the owner from whom it is taken over",
             ),
-            // The owner's own lock has fallen; what happened between it and this one is not known.
+            // The owner's own lock is gone, and a client of a later attempt has the lock. What
+            // happened in between is not known.
             OwnerState::Open if held => Continuity::unproven(CUT),
             OwnerState::Open if self.guard_proves() => {
                 Continuity::unproven("this cache's lock is no longer in place")
@@ -380,7 +390,8 @@ impl Survey {
                 Continuity::overwritten("neither this cache's lock nor its guard is in place any more")
             }
             _ if unchanged => Continuity::proven("the image's header is as this cache released it"),
-            // A kill between lock and record: what happened between release and lock is not known.
+            // After a kill between lock and record, it is not known what happened between release
+            // and lock.
             _ if held || untouched => Continuity::unproven(CUT),
             OwnerState::Dirty if self.guard_proves() => Continuity::unproven(
                 "the image's header has changed since this cache's release, under its guard",
@@ -389,7 +400,8 @@ impl Survey {
         }
     }
 
-    /// Whether the guard can be used: with journaling, mirroring gives the same bit another meaning.
+    /// Whether the guard can be used: with journaling, mirroring gives the same bit another
+    /// meaning.
     pub(super) fn can_guard(&self) -> bool {
         self.facts.can_guard()
     }

@@ -1,5 +1,6 @@
-//! The parts of librados and librbd that are used, loaded at run time: the same binary runs on hosts
-//! without Ceph. Signatures are those of `rados/librados.h` and `rbd/librbd.h`, stable since Ceph 14.
+//! The parts of librados and librbd that are used, loaded at run time: the same binary runs on
+//! hosts without Ceph. Signatures are those of `rados/librados.h` and `rbd/librbd.h`, stable since
+//! Ceph 14.
 
 use libloading::Library;
 use std::ffi::{c_char, c_int, c_void};
@@ -20,9 +21,10 @@ pub(super) const WRITE_ZEROES_THICK: c_int = 1;
 pub(super) const COMPARE_EQUAL: u8 = 1;
 /// `LIBRADOS_CREATE_EXCLUSIVE`.
 pub(super) const CREATE_EXCLUSIVE: c_int = 1;
-/// `LIBRADOS_OPERATION_FULL_TRY`: what makes room is done in a full pool, too, and what takes room fails instead of waiting.
+/// `LIBRADOS_OPERATION_FULL_TRY`: in a full pool, what frees space is done too, and what needs
+/// space fails instead of waiting.
 pub(super) const FULL_TRY: c_int = 64;
-/// `LIBRADOS_OPERATION_FULL_FORCE`: done in a full pool, whatever room it takes.
+/// `LIBRADOS_OPERATION_FULL_FORCE`: done in a full pool too, whatever space it needs.
 pub(super) const FULL_FORCE: c_int = 128;
 
 /// `RBD_FLAG_OBJECT_MAP_INVALID` and `RBD_FLAG_FAST_DIFF_INVALID`.
@@ -49,7 +51,7 @@ pub(super) struct MirrorInfo {
     pub(super) primary: bool,
 }
 
-/// Told how much of how much is done.
+/// Called with the number of parts that are done, and the number of all parts.
 pub(super) type ProgressCallback = extern "C" fn(u64, u64, *mut c_void) -> c_int;
 
 /// `rbd_linked_image_spec_t`.
@@ -112,8 +114,8 @@ macro_rules! library {
 
         impl $name {
             fn load(library: &'static Library) -> Result<$name, libloading::Error> {
-                // SAFETY: each symbol has the type that the library's header declares; the library is
-                // never unloaded.
+                // SAFETY: each symbol has the type that the library's header declares; the library
+                // is never unloaded.
                 unsafe {
                     Ok($name {
                         $($(#[$attr])* $symbol: *library.get(concat!(stringify!($symbol), "\0").as_bytes())?,)*
@@ -226,7 +228,7 @@ pub(super) struct Libraries {
     pub(super) rbd: Rbd,
 }
 
-/// The libraries, loaded once per process; the reason when they cannot be.
+/// The libraries, loaded once per process; the error says why they cannot be loaded.
 pub(super) fn libraries() -> Result<&'static Libraries, &'static str> {
     static LIBRARIES: OnceLock<Result<Libraries, String>> = OnceLock::new();
     LIBRARIES.get_or_init(|| load("librados.so.2", "librbd.so.1")).as_ref().map_err(String::as_str)
@@ -242,7 +244,7 @@ fn load(rados: &str, rbd: &str) -> Result<Libraries, String> {
 fn library(name: &str, package: &str) -> Result<&'static Library, String> {
     // SAFETY: Ceph's libraries run no code at loading that depends on the state of this process.
     match unsafe { Library::new(name) } {
-        // Ceph's threads may outlive the last client, so its code has to stay.
+        // Ceph's threads may outlive the last client, so the libraries must stay loaded.
         Ok(library) => Ok(Box::leak(Box::new(library))),
         Err(e) => {
             let e = e.to_string().replace('\n', " ");

@@ -1,4 +1,5 @@
-//! What needs a look inside: handles that turn read-only, and what librbd was told.
+//! Tests that need access to internals: handles that turn read-only, and what librbd is called
+//! with.
 
 mod fence;
 mod journaled;
@@ -22,7 +23,7 @@ fn options() -> OpenOptions {
     OpenOptions { cache_uuid: [7; 16], ..OpenOptions::default() }
 }
 
-/// Writes a block; the outcome, and whether the write met a read-only handle on its way.
+/// Writes a block. Returns the outcome, and whether the write met a read-only handle on its way.
 fn write(backend: &mut RbdBackend, byte: u8) -> (Result<(), IoError>, bool) {
     let mut data = AlignedBuf::zeroed(4096);
     data.fill(byte);
@@ -62,7 +63,7 @@ fn take_snapshot(backend: &mut RbdBackend, name: &str) -> Result<(), IoError> {
     outcome.expect("just seen")
 }
 
-/// The snapshots of an image, and which of them are protected.
+/// The snapshots of an image, and whether each is protected.
 fn snapshots(place: &Place) -> Vec<(String, bool)> {
     let (cluster, pool) = place.connect().expect("a client");
     let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Read).expect("opened");
@@ -94,13 +95,13 @@ fn a_refreshed_handle_goes_on_writing(lab: &Lab) {
     assert_eq!(write(&mut backend, 1), (Ok(()), false));
     for byte in 2..5 {
         refresh_handles(&place);
-        // librbd looks at the header while it executes the first write, and refuses from the next one on.
+        // librbd reads the header while it executes the first write, and refuses writes after that.
         let outcomes: Vec<_> = (0..5).map(|_| write(&mut backend, byte)).collect();
         assert!(outcomes.iter().all(|(result, _)| *result == Ok(())), "{outcomes:?}");
         assert_eq!(outcomes.iter().filter(|(_, parked)| *parked).count(), 1, "{outcomes:?}");
         assert!(guarded(&place), "the guard is set again");
     }
-    // What librbd does with its own lock while it renews a watch.
+    // librbd does this with its own lock while it renews a watch.
     break_lock(&place);
     refresh_handles(&place);
     assert!((0..5).all(|_| write(&mut backend, 9).0 == Ok(())), "the guard proves that the image is ours");
@@ -116,7 +117,7 @@ fn a_refreshed_handle_goes_on_writing(lab: &Lab) {
     assert!(!guarded(&place));
 }
 
-/// Reads that overlap without a pause must not keep a write waiting for its new handle.
+/// Overlapping reads without a pause must not keep a write waiting for its new handle.
 fn a_refreshed_handle_is_replaced_under_overlapping_reads(lab: &Lab) {
     const READS: u64 = 16;
     const READS_MAX: u64 = 10 * READS;
@@ -128,7 +129,7 @@ fn a_refreshed_handle_is_replaced_under_overlapping_reads(lab: &Lab) {
     let mut read = |backend: &mut RbdBackend, token: u64| {
         let buf = &mut memory[(token % READS) as usize];
         let transfer = Transfer::Read { offset: token % READS * 4096, ptr: buf.as_mut_ptr(), len: 4096 };
-        // SAFETY: each buffer has one read at a time, and nobody looks at it.
+        // SAFETY: each buffer has one read at a time, and nothing else uses it.
         unsafe { backend.submit(token, transfer) };
     };
     (0..READS).for_each(|token| read(&mut backend, token));
@@ -136,7 +137,7 @@ fn a_refreshed_handle_is_replaced_under_overlapping_reads(lab: &Lab) {
     data.fill(3);
     // SAFETY: the data lives unchanged until the outcome is there.
     unsafe { backend.submit(u64::MAX, Transfer::Write { offset: 0, ptr: data.as_ptr(), len: 4096 }) };
-    // Counted while the write waits for the handle.
+    // The reads that complete while the write waits for the handle.
     let (mut outcome, mut parked, mut reads) = (None, false, 0);
     while outcome.is_none() {
         mailbox::wait_readable(backend.event_fd(), 1000);
@@ -166,7 +167,8 @@ fn a_handle_that_turns_read_only_is_replaced_after_a_disown_too(lab: &Lab) {
     backend.io.image.as_ref().expect("a handle").sizes().expect("a refresh");
     let mut data = AlignedBuf::zeroed(4096);
     data.fill(5);
-    // A write that waits for a new handle, and a change of the record that the new handle is proven by.
+    // A write that waits for a new handle, and a change of the record by which the new handle is
+    // proven.
     // SAFETY: the data lives unchanged until both outcomes are there.
     unsafe {
         backend.submit(1, Transfer::Write { offset: 0, ptr: data.as_ptr(), len: 4096 });
@@ -234,7 +236,8 @@ fn a_record_changes_only_from_the_version_that_was_read(lab: &Lab) {
 fn a_kill_between_claim_and_record_leaves_a_lock_that_is_known(lab: &Lab) {
     let place = place(lab, "claimed");
     let (backend, ..) = open_place(place.clone(), &options()).expect("opened");
-    // What the record says just before the last step of an open: the claim, not yet the client.
+    // The record just before the last step of an open: it contains the claim, and not yet the
+    // client.
     let Held { claim, mut owner, .. } = {
         let mut backend = backend;
         (backend.held.take().expect("held"), std::mem::forget(backend)).0
@@ -262,12 +265,12 @@ fn close(backend: RbdBackend, clean: bool) {
     Box::new(backend).close(Release { clean, cache_failed: false }).expect("closed");
 }
 
-/// Leaves an image behind as a cache does that is stopped with dirty data.
+/// Leaves an image as a cache leaves it that is stopped with dirty data.
 fn leave_dirty(place: &Place) {
     close(open_place(place.clone(), &options()).expect("opened").0, false);
 }
 
-/// Does something whenever an attempt comes to this moment.
+/// Calls `act` whenever an attempt reaches this moment.
 fn at(point: Point, mut act: impl FnMut() -> Result<(), BackendError> + Send + 'static) {
     let hook = move |reached| if reached == point { act() } else { Ok(()) };
     *HOOK.lock().expect("no hook panics") = Some(Box::new(hook));
@@ -277,7 +280,7 @@ fn nothing_more() {
     *HOOK.lock().expect("no hook panics") = None;
 }
 
-/// A process that is killed at this moment of an attempt: a thread that goes no further.
+/// A process that is killed at this moment of an attempt: a thread that does not continue.
 fn killed_at(point: Point, attempt: impl FnOnce() -> Option<BackendError> + Send + 'static) {
     let (tell, told) = mpsc::channel();
     let ended = tell.clone();
@@ -303,7 +306,7 @@ fn stranger(place: &Place) -> (Image, IoCtx, Arc<Cluster>) {
     (image, pool, cluster)
 }
 
-/// Another client takes the lock, as for a write, and goes.
+/// Another client takes the lock, as for a write, and ends.
 fn visit(place: &Place) {
     stranger(place).0.lock().expect("the lock");
 }
@@ -313,7 +316,8 @@ fn record(place: &Place) -> Ownership {
     Survey::take(place, &cluster, &pool).expect("a survey").record.expect("a record")
 }
 
-/// Makes the clients of cut attempts as dead as those of killed processes are.
+/// Fences the clients of attempts that were cut short and waits until they are forgotten, as if
+/// their processes had been killed.
 fn bury(place: &Place) {
     let (cluster, pool) = place.connect().expect("a client");
     let clients = record(place).claims;
@@ -385,7 +389,8 @@ fn snapshots_are_changed_under_the_guard_and_what_is_refused_costs_nothing(lab: 
         assert_eq!(write(&mut backend, 1), (Ok(()), false), "the handle stays one that can write");
     }
     assert_eq!(snapshots(&place), [("s1".to_owned(), false), ("s3".to_owned(), true)]);
-    // A handle that has turned read-only is replaced first, and changes that come together are made one after the other.
+    // A handle that has turned read-only is replaced first. Changes that are requested together are
+    // made one after the other.
     refresh_handles(&place);
     backend.io.image.as_ref().expect("a handle").sizes().expect("a refresh");
     backend.change_snapshot(1, "s1", Remove).expect("it is in line");
@@ -400,7 +405,8 @@ fn snapshots_are_changed_under_the_guard_and_what_is_refused_costs_nothing(lab: 
     assert!(guarded(&place));
     assert_eq!(snapshots(&place), []);
 
-    // More than there is room for at first, and somebody who may not change anything.
+    // More snapshots than the first buffer has room for, and a reader, which may not change
+    // anything.
     let many: Vec<(String, bool)> = (0..70).map(|n| (format!("many{n}"), false)).collect();
     many.iter().for_each(|(name, _)| take_snapshot(&mut backend, name).expect("a snapshot"));
     assert_eq!(snapshots(&place), many);
@@ -438,7 +444,7 @@ fn a_kill_while_a_snapshot_is_changed_costs_neither_dirty_data_nor_access(lab: &
     }
 }
 
-/// Writes a block somewhere.
+/// Writes a block at this offset.
 fn write_at(backend: &mut RbdBackend, offset: u64, byte: u8) {
     let mut data = AlignedBuf::zeroed(4096);
     data.fill(byte);
@@ -452,13 +458,14 @@ fn write_at(backend: &mut RbdBackend, offset: u64, byte: u8) {
     assert_eq!(outcome, Some(Ok(())));
 }
 
-/// How an image is opened that is to be rolled back by a cache that knows it as this generation.
+/// Options of an open that rolls the image back, for a cache that knows the image as this
+/// generation.
 fn back_to(snapshot: &str, generation: u64) -> OpenOptions {
     OpenOptions { roll_back: Some(snapshot.into()), generation: Some(generation), ..options() }
 }
 
-/// An image with a snapshot, which was changed since: an object is as it was, one is changed, one was removed, and one is new.
-/// Returns the generation that its cache knows.
+/// An image with a snapshot, which was changed since then: one object was changed, one was removed,
+/// and one is new. Returns the generation that the image's cache knows.
 fn changed_since_snapshot(place: &Place) -> u64 {
     const OBJECT: u64 = 4 << 20;
     let (mut backend, generation, _) = open_place(place.clone(), &options()).expect("opened");
@@ -483,7 +490,7 @@ fn large_place(lab: &Lab, image: &str) -> Place {
     Place::of(&lab.uri(image).parse().expect("a URI")).expect("an rbd: URI")
 }
 
-/// The image is what it was at the snapshot, for everybody who reads it.
+/// Whether every reader sees the image as it was at the snapshot.
 fn is_then(lab: &Lab, image: &str) -> bool {
     let sum = |what: &str| lab.rbd_checksum(what).expect("a checksum");
     sum(image) == sum(&format!("{image}@then"))
@@ -499,7 +506,7 @@ fn a_rollback_that_is_cut_short_is_told_and_finished(lab: &Lab) {
         killed_at(point, move || open_place(place, &back_to("then", known)).err());
     };
 
-    // Before anything of the image is changed, and after everything is: both look the same.
+    // Before anything in the image is changed, and after everything is: the record looks the same.
     for (point, is_there) in [(Point::Marked, false), (Point::RolledBack, true)] {
         killed(point, known);
         assert_eq!(is_then(lab, "rolled-back"), is_there, "{point:?}");
@@ -527,7 +534,8 @@ fn a_rollback_that_is_cut_short_is_told_and_finished(lab: &Lab) {
     close(backend, false);
     known = generation;
 
-    // The record says that it is done: what the cache holds is of before, whatever it has heard of it.
+    // The record says that the rollback has ended: the content of the cache is from before,
+    // whichever generation it knows.
     for point in [Point::Finished, Point::Exposed] {
         killed(point, known);
         assert!(is_then(lab, "rolled-back"), "{point:?}");
@@ -564,7 +572,8 @@ fn a_rollback_that_cannot_be_leaves_everything_as_it_was(lab: &Lab) {
     close(backend, true);
 }
 
-/// librbd brings the image's object map to the snapshot's before it looks at the objects, and passes over those that neither has.
+/// librbd changes the image's object map to that of the snapshot before it looks at the objects,
+/// and ignores objects that neither map contains.
 fn an_object_that_a_cut_rollback_has_hidden_does_not_come_back(lab: &Lab) {
     let place = large_place(lab, "hidden");
     let known = changed_since_snapshot(&place);
@@ -581,7 +590,7 @@ fn an_object_that_a_cut_rollback_has_hidden_does_not_come_back(lab: &Lab) {
     let (mut backend, generation, _) =
         open_place(place.clone(), &back_to("then", known)).expect("it is finished");
     assert!(generation > known && is_then(lab, "hidden"));
-    // What is written beside the remnant of an object must not bring it to light.
+    // A write beside the remnant of an object must not make the remnant visible.
     write_at(&mut backend, (8 << 20) + 8192, 6);
     close(backend, true);
     let export = lab.dir().join("hidden");
@@ -613,7 +622,8 @@ fn a_rollback_brings_the_size_back_and_works_without_a_guard(lab: &Lab) {
     close(backend, true);
 }
 
-/// What an attempt to replace a handle leaves when the cluster is away before the guard is set again.
+/// The state that an attempt to replace a handle leaves if the cluster is out of reach before the
+/// guard is set again.
 fn a_guard_that_could_not_be_set_again_fences_nobody(place: &Place) {
     let (mut backend, ..) = open_place(place.clone(), &options()).expect("opened");
     refresh_handles(place);
@@ -660,7 +670,7 @@ fn a_kill_while_the_guard_is_lifted_costs_no_dirty_data(lab: &Lab) {
     assert!(!guarded(&place));
     let (mut backend, _, continuity) = open_place(place.clone(), &dirty()).expect("nobody has written");
     assert!(!continuity.proven, "{}", continuity.reason);
-    // The same while a read-only handle is replaced.
+    // The same kill while a read-only handle is replaced.
     refresh_handles(&place);
     backend.io.image.as_ref().expect("a handle").sizes().expect("a refresh");
     killed_at(Point::Lifted, move || {
@@ -686,8 +696,8 @@ fn a_kill_while_the_guard_is_lifted_costs_no_dirty_data(lab: &Lab) {
     }
 }
 
-/// An attempt that fails, or is killed, at any moment leaves an image with dirty data as one that its cache may have, and that others
-/// may not change.
+/// An attempt may fail or be killed at any moment. It leaves an image with dirty data in a state in
+/// which its cache may have it, and other clients may not change it.
 fn a_failed_attempt_costs_no_dirty_data(lab: &Lab) {
     let features: [&[&str]; 2] = [&[], &["journaling"]];
     for (image, features) in ["fails", "fails-journaled"].into_iter().zip(features) {
@@ -696,7 +706,7 @@ fn a_failed_attempt_costs_no_dirty_data(lab: &Lab) {
             lab.rbd(&["feature", "enable", image, feature]).expect("a feature");
         }
         leave_dirty(&place);
-        // Also where the guard is lifted before the attempt.
+        // Also where the guard was lifted before the attempt.
         for lifted in [false, true] {
             for (point, record_changes) in [
                 (Point::Claimed, false),
@@ -706,7 +716,7 @@ fn a_failed_attempt_costs_no_dirty_data(lab: &Lab) {
             ] {
                 let when = format!("{image}, lifted before: {lifted}, at {point:?}");
                 let journaled = !features.is_empty();
-                // A lifted guard is what matters from the lock on.
+                // A lifted guard only matters from the lock on.
                 let early = matches!(point, Point::Claimed | Point::Lifted);
                 if lifted && early || journaled && (lifted || point == Point::Lifted) {
                     continue;
@@ -749,7 +759,7 @@ fn a_failed_attempt_costs_no_dirty_data(lab: &Lab) {
         assert!(continuity.proven, "{image}: {}", continuity.reason);
         close(backend, false);
         if !features.is_empty() {
-            // No guard keeps others away, so their visit has to be seen.
+            // No guard keeps other clients away, so that their visit has to be seen.
             visit(&place);
             let refused = open_place(place.clone(), &dirty()).err();
             assert!(matches!(refused, Some(BackendError::Overwritten { .. })), "{refused:?}");
@@ -757,7 +767,8 @@ fn a_failed_attempt_costs_no_dirty_data(lab: &Lab) {
     }
 }
 
-/// A client that was there between the look and the lock is not forgotten with the attempt.
+/// A visit of another client between the survey and the lock is not forgotten when the attempt
+/// ends.
 fn a_visit_that_an_attempt_has_met_is_seen_by_the_next_one(lab: &Lab) {
     for (image, features) in [("visited", &[][..]), ("visited-journaled", &["journaling"])] {
         let place = place(lab, image);
@@ -781,7 +792,8 @@ fn a_visit_that_an_attempt_has_met_is_seen_by_the_next_one(lab: &Lab) {
     }
 }
 
-/// What a kill in the middle of setting the guard leaves is taken away by who gives the image up.
+/// A kill while the guard is being set leaves a part of it, which is removed when the image is
+/// given up.
 fn half_a_guard_is_taken_away(lab: &Lab) {
     let place = place(lab, "half-guarded");
     killed_open(&place, Point::Locked);
@@ -920,7 +932,8 @@ fn a_client_that_comes_between_survey_and_lock_is_seen(lab: &Lab) {
     }
 }
 
-/// `rbd group` changes the members of a group, and `rbd migration` takes an image elsewhere, without asking for its lock.
+/// `rbd group` changes the members of a group, and `rbd migration` moves an image elsewhere,
+/// without asking for the image's lock.
 fn an_image_of_a_group_or_on_its_way_is_refused_and_a_served_one_gets_into_neither(lab: &Lab) {
     let rbd = |arguments: &[&str]| lab.rbd(arguments).map(drop).map_err(|e| e.to_string());
     let join = |image: &str| rbd(&["group", "image", "add", "team", image]);
@@ -960,7 +973,8 @@ fn an_image_of_a_group_or_on_its_way_is_refused_and_a_served_one_gets_into_neith
         let place = place_of(image, features);
         join(image).expect("it is free");
         refused(&place);
-        // A rollback of the group reaches it also when it has left, and writes under the guard.
+        // A rollback of the group also changes an image that has left the group, and writes under
+        // the guard.
         rbd(&["group", "snap", "create", "team@then"]).expect("a snapshot of the group");
         leave(image);
         let error = open_place(place.clone(), &options()).err().expect("it is refused").to_string();
@@ -973,7 +987,7 @@ fn an_image_of_a_group_or_on_its_way_is_refused_and_a_served_one_gets_into_neith
         refused(&Place { image: "elsewhere".into(), ..place.clone() });
         come_back();
 
-        // Into the group when everything was looked at.
+        // The image is put into the group after all checks were made.
         let joins = lab.conf().to_owned();
         let name = image.to_owned();
         at(Point::Locked, move || {
@@ -1001,7 +1015,7 @@ fn an_image_of_a_group_or_on_its_way_is_refused_and_a_served_one_gets_into_neith
         }
         free(image);
 
-        // What a release has left that does not know of it.
+        // An older release that does not know these keys leaves them behind.
         let (cluster, pool) = place.connect().expect("a second client");
         let header = Survey::take(&place, &cluster, &pool).expect("a survey").facts.header();
         guard::reserve(&pool, &header).expect("reserved");
@@ -1019,7 +1033,7 @@ fn ownership_survives_refreshed_handles_races_and_cut_attempts() {
     }
     let lab = Lab::for_test().expect("a cluster");
     lab.rbd(&["group", "create", "team"]).expect("a group");
-    // One at a time: they share the hook.
+    // One case at a time, because they share the hook.
     let cases: [fn(&Lab); 47] = [
         self::fence::a_record_that_names_more_than_clients_fences_the_real_owner_alone,
         self::fence::an_owner_that_cannot_be_fenced_is_not_passed_over,

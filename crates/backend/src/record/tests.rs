@@ -1,4 +1,4 @@
-//! What stands in a record, and who may have the image by it.
+//! What a record contains, and which cache may have the image according to it.
 
 use super::*;
 use crate::redo::{self, Header, Note};
@@ -41,11 +41,12 @@ fn a_cache_that_has_forgotten_the_image_is_refused() {
     let cut = Ownership::taken(Some(&again), &knows(Some(8)));
     assert_eq!((cut.generation, cut.base), (10, Some(8)));
     let refused = |record: &Ownership, known| record.check_known("img", &knows(known)).is_err();
-    // What it knew before, what it was given, a volume that is only read, and one that is not there.
+    // The generation that the cache knew before, the generation that it was given, a volume that is
+    // only read, and a volume that is not there.
     for (record, known) in [(&added, 8), (&added, 0), (&again, 8), (&again, 9), (&cut, 8), (&cut, 10)] {
         assert!(!refused(record, Some(known)) && !refused(record, None), "{known}: {record:?}");
     }
-    // It was removed before it was added, or had got further.
+    // The volume was removed before it was added, or the cache had got further.
     for (record, known) in [(&added, 5), (&added, 7), (&again, 7), (&cut, 9), (&cut, 1)] {
         assert!(refused(record, Some(known)), "{known}: {record:?}");
         let released = Ownership { state: OwnerState::Clean, ..record.clone() };
@@ -78,13 +79,14 @@ fn a_record_of_a_later_format_is_refused() {
     assert!(Ownership::from_json("img", text.as_bytes()).is_err(), "there is no version 0");
 }
 
-/// A document of an earlier version, read and written again: everything in it must still be there.
+/// Reads a document of an earlier version and writes it again: everything in it must still be
+/// there.
 fn read_again<T: DeserializeOwned + Serialize>(name: &str, bytes: &[u8], known: u32) {
     let document: T = parse(name, bytes, known).unwrap_or_else(|e| panic!("{e}"));
     let again = serde_json::to_value(document).expect("plain fields");
     let golden: serde_json::Value = serde_json::from_slice(bytes).expect("JSON");
     for (field, value) in golden.as_object().expect("an object").iter().filter(|(f, _)| *f != "version") {
-        // Version 1 had room for a name there, and no release has written one.
+        // Version 1 had room for a name there, which no release has written.
         if field != "peer" || !value.is_string() {
             assert_eq!(again.get(field), Some(value), "{name}: {field}");
         }
@@ -125,7 +127,7 @@ fn a_record_of_a_rollback_is_one_that_older_releases_refuse() {
     let begun = record(OwnerState::Open).rolling_back("then");
     let read = Ownership::from_json("x", &begun.to_json()).expect("own record");
     assert_eq!((read.version, read.rollback.as_deref()), (3, Some("then")));
-    // Nothing that is done with it on the way to the next attempt takes the mark away.
+    // No change of the record on the way to the next attempt removes the mark.
     for kept in [read.renewed(), read.with_peer(None), read.disowned()] {
         assert_eq!((kept.version, kept.rollback.as_deref()), (3, Some("then")), "{kept:?}");
     }
@@ -267,7 +269,7 @@ fn an_image_is_taken_over_from_exactly_one_state() {
         let accepted = TakeOver { accept_loss: true, ..by_peer() };
         assert_eq!(restarted.taken_over("x", &accepted).expect("the loss is accepted").generation, 8);
     }
-    // There and back, a second time: who had it before is known once.
+    // There and back, a second time: each former owner is listed once.
     let open = OpenOptions { cache_uuid: PEER, generation: Some(7), ..OpenOptions::default() };
     let opened = Ownership::taken(Some(&taken), &open);
     assert_eq!((opened.generation, opened.base, &opened.taken_from), (9, Some(7), &None));
@@ -331,7 +333,7 @@ fn fences_are_listed_until_they_fall() {
     let record = record(OwnerState::Open).with_fences(&list(1..4));
     assert_eq!(record.fenced, list(1..4));
     assert_eq!(record.version, VERSION_ALONE, "an older release may ignore them");
-    // Ceph does not prolong a fence; whose it is may be learnt later.
+    // Ceph does not prolong a fence. Its host may become known later.
     let unknown = Fenced { host: String::new(), boot_id: String::new(), ..fenced(9, later) };
     let again = record.clone().with_fences(&[fenced(2, later + 500), unknown]);
     assert_eq!(again.fenced[1..], list(1..4)[..]);
@@ -339,7 +341,7 @@ fn fences_are_listed_until_they_fall() {
     let fallen = Ownership { fenced: vec![fenced(1, 5), fenced(2, later)], ..record.clone() };
     assert_eq!(fallen.standing_fences().count(), 1);
     assert_eq!(fallen.with_fences(&[]).fenced, [fenced(2, later)]);
-    // Those that fall first make room.
+    // The fences that expire first make room.
     assert_eq!(record.clone().with_fences(&list(1..20)).fenced, list(4..20));
     assert_eq!(record.clone().without_fences(&list(1..3), &list(2..3)).fenced, list(2..4));
 
@@ -378,7 +380,7 @@ fn what_a_record_says_of_fences_is_bounded_and_may_be_missing() {
     assert!(!text.contains("fenced"), "{text}");
     let newer = text.replacen('{', "{\"of_a_later_release\": [1],", 1);
     assert_eq!(Ownership::from_json("x", newer.as_bytes()).expect("an unknown field"), plain);
-    // The largest record of ours has room.
+    // The largest record that we write fits.
     let (long, boot_id) = ("h".repeat(64), "b".repeat(36));
     let address = "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:0/4294967295".to_owned();
     let of = |number| Fenced {

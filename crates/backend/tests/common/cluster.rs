@@ -1,4 +1,4 @@
-//! What the tests of RBD images do with their cluster.
+//! What the tests of RBD images need from their cluster.
 
 #![allow(dead_code)]
 
@@ -13,7 +13,7 @@ const CLOSED_MAX: Duration = Duration::from_secs(60);
 pub struct Shared(Cluster);
 
 impl Shared {
-    /// A pool in the cluster of all tests; `None` where Ceph is not installed.
+    /// A pool in the cluster that all tests share; `None` where Ceph is not installed.
     pub fn get() -> Option<Shared> {
         Shared::available().then(|| Shared(Cluster::for_test().expect("a cluster")))
     }
@@ -28,7 +28,7 @@ impl Shared {
         Cluster::available().inspect_err(|e| println!("not run: {e}")).is_ok()
     }
 
-    /// A client with these rights at the monitors and in the pool; its name.
+    /// Adds a client with these rights at the monitors and in the pool; returns its name.
     pub fn client(&self, name: &str, mon: &str, osd: &str) -> String {
         let name = format!("{name}-{}", self.pool());
         let osd = format!("{osd} pool={}", self.pool());
@@ -36,7 +36,7 @@ impl Shared {
         name
     }
 
-    /// Whether the cluster has shut out the client with this address.
+    /// Whether the cluster has fenced the client with this address.
     pub fn is_fenced(&self, address: &str) -> bool {
         self.ceph(&["osd", "blocklist", "ls"]).expect("the blocklist").contains(address)
     }
@@ -46,9 +46,10 @@ impl Shared {
         self.uri(name)
     }
 
-    /// Waits until the cluster has forgotten the clients that have ended without closing an image. It takes ten seconds. Ceph 16 has been
-    /// seen to keep one for good, without a connection and without a watch in the OSD's list: the test cannot go on then, says so, and
-    /// this is false.
+    /// Waits until the cluster has forgotten the clients that have ended without closing an image,
+    /// which takes ten seconds. Returns `false`, and prints why, if the cluster does not forget
+    /// them: Ceph 16 has been seen to keep such a client for good, without a connection and without
+    /// a watch in the OSD's list. The test cannot continue then.
     pub fn wait_closed(&self, name: &str) -> bool {
         let since = Instant::now();
         loop {
@@ -88,7 +89,7 @@ impl Shared {
         Some(info["lockers"][0]["addr"].as_str()?.to_owned())
     }
 
-    /// A client of its own that writes a block; its outcome.
+    /// Writes a block with a client of its own; returns whether that succeeded.
     pub fn foreign_write(&self, name: &str) -> bool {
         let write = [
             "bench",

@@ -1,4 +1,4 @@
-//! A driver for one backend: submits, waits, checks.
+//! A driver for one backend, which submits transfers, waits for them and checks them.
 
 #![allow(dead_code)]
 
@@ -19,7 +19,7 @@ use uuid::Uuid;
 pub const OURS: [u8; 16] = [7; 16];
 pub const OTHER: [u8; 16] = [8; 16];
 
-/// Options of the cache with this uuid.
+/// Options for the cache with this uuid.
 pub fn options(cache_uuid: [u8; 16]) -> OpenOptions {
     OpenOptions { cache_uuid, ..OpenOptions::default() }
 }
@@ -37,7 +37,7 @@ pub fn check(uri: &str, options: &OpenOptions) -> CheckReport {
     report
 }
 
-/// The line of a check's item that failed.
+/// The line of an item that has failed in a check.
 pub fn failed(report: &CheckReport, name: &str) -> String {
     let item =
         report.items.iter().find(|item| item.name == name).unwrap_or_else(|| panic!("no {name}: {report:?}"));
@@ -45,7 +45,7 @@ pub fn failed(report: &CheckReport, name: &str) -> String {
     item.detail.clone()
 }
 
-/// The refusal's line.
+/// The line with which an open is refused.
 pub fn refused(uri: &str, options: OpenOptions) -> String {
     let line = match open(uri, options) {
         Ok(_) => panic!("{uri} was opened"),
@@ -55,14 +55,16 @@ pub fn refused(uri: &str, options: OpenOptions) -> String {
     line
 }
 
-/// A cache that comes back with less of an image than it has known is refused, and nothing is changed.
+/// A cache that comes back and knows less of an image than before is refused, and nothing is
+/// changed.
 pub fn a_forgetful_cache_is_refused(uri: &str, options: &OpenOptions) {
     let knows = |generation| OpenOptions { generation, dirty: generation.is_some(), ..options.clone() };
     let own = |generation| open(uri, knows(generation)).expect("opened");
     let removed = own(None);
     let first = removed.generation;
     Driver::new(removed.backend).close(true).expect("closed");
-    // Each is killed: added again; attached; attached, but the cache has not come to know it.
+    // Each of these opens ends with a kill: the volume is added again; it is attached; it is
+    // attached, but the cache does not learn the generation.
     assert_eq!(own(None).generation, first + 1);
     let line = refused(uri, knows(Some(first)));
     let told = |known: u64| line.contains(&format!("generation {known}"));
@@ -76,7 +78,7 @@ pub fn a_forgetful_cache_is_refused(uri: &str, options: &OpenOptions) {
     Driver::new(own(Some(first + 3)).backend).close(true).expect("closed");
 }
 
-/// The cache OTHER on this very host, as holder of the other copy.
+/// The cache OTHER on this host, as holder of the second copy.
 pub fn other_as_peer() -> Peer {
     Peer { cache_uuid: Uuid::from_bytes(OTHER), boot_id: boot_id(), host: "peer.example".into(), only: false }
 }
@@ -86,7 +88,7 @@ pub fn ownership(uri: &str) -> Ownership {
     tidepool_backend::ownership(&uri, None).expect("readable").expect("a record")
 }
 
-/// OTHER takes over from the owner of a generation.
+/// OTHER takes over from the owner with this generation.
 pub fn take_over(uri: &str, generation: u64) -> Result<Ownership, BackendError> {
     let how = TakeOver { cache_uuid: OTHER, generation, ..TakeOver::default() };
     tidepool_backend::take_over(&uri.parse().expect("a valid URI"), &how)
@@ -203,7 +205,7 @@ impl Driver {
         self.other(Transfer::Flush)
     }
 
-    /// Closes it as after a failure of the cache device.
+    /// Closes the backend as after a failure of the cache device.
     pub fn close_without_cache(mut self, clean: bool) -> Result<(), BackendError> {
         self.backend.take().expect("an open backend").close(Release { clean, cache_failed: true })
     }
@@ -215,12 +217,12 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // Before the memory of transfers in flight.
+        // Dropped before the memory of the transfers in flight.
         drop(self.backend.take());
     }
 }
 
-/// A frame of a group with whole blocks of `content` from a block on, and zeroes.
+/// A frame of a group: `content` in whole blocks from block `first` on, and a range of zeroes.
 pub fn frame(name: FrameName, first: u64, content: &[u8], zeroes: Option<(u64, u32)>) -> Vec<u8> {
     let mut bytes = vec![0; frame_bytes(content.len() / BLOCK_BYTES)];
     bytes[BLOCK_BYTES..].copy_from_slice(content);
@@ -231,7 +233,7 @@ pub fn frame(name: FrameName, first: u64, content: &[u8], zeroes: Option<(u64, u
     bytes
 }
 
-/// Bytes that tell where they belong.
+/// Bytes that depend on the seed, so that misplaced data is noticed.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     (0..len)

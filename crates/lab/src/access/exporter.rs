@@ -1,5 +1,5 @@
-//! What offers an image on a hypervisor: a server that has it in some way, with an NBD export on a Unix socket. It is
-//! `qemu-storage-daemon`, one for each image, as each guest has a QEMU of its own.
+//! A server that offers an image on a hypervisor, as an NBD export on a Unix socket. Each image has
+//! a `qemu-storage-daemon` of its own, as each guest has a QEMU of its own.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -11,12 +11,13 @@ use crate::fio::Endpoint;
 use crate::process::{self, Process};
 use crate::qemu::{PACKAGE, PROGRAM, quoted};
 
-/// Longest wait for it to offer the image, and for its end.
+/// Longest wait for a server to offer its image, and for its end.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How often that is looked at.
+/// Pause between two looks for the server's PID file.
 const POLL: Duration = Duration::from_millis(10);
 
-/// Says in one line why there is none with that driver on this machine.
+/// Checks whether this machine has the server, with QEMU's driver `module`. The error is the reason
+/// why not, in one line.
 pub(super) fn probe(module: &str) -> Result<(), String> {
     process::need(PROGRAM, PACKAGE)?;
     let libraries = fs::read_dir("/usr/lib").into_iter().flatten().flatten().map(|entry| entry.path());
@@ -29,7 +30,7 @@ pub(super) fn probe(module: &str) -> Result<(), String> {
     Err(format!("QEMU's {module} is not installed; on Debian: apt-get install qemu-block-extra"))
 }
 
-/// A server that runs. Dropping it kills it.
+/// A running server. Dropping it kills it.
 #[derive(Debug)]
 pub(super) struct Exporter {
     process: Process,
@@ -39,7 +40,8 @@ pub(super) struct Exporter {
 }
 
 impl Exporter {
-    /// Starts one on the hypervisor of an image's clients; `blockdev` says how it has the image, in QEMU's words.
+    /// Starts a server on the hypervisor of an image's clients. `blockdev` is QEMU's option for the
+    /// image's driver.
     pub(super) fn start(site: &Site, image: &Image, blockdev: &str) -> Result<Exporter, AccessError> {
         let [socket, pid, log] =
             ["nbd", "pid", "log"].map(|what| site.directory.join(format!("access-{}.{what}", image.name)));
@@ -48,7 +50,7 @@ impl Exporter {
         }
         let output = File::create(&log).map_err(failed(format!("cannot make {}", log.display())))?;
         let mut command = Command::new(PROGRAM);
-        // Past caches of the host, and with the image's own way to flush.
+        // Requests bypass the host's caches, and flushes reach the image.
         command
             .arg("--blockdev")
             .arg(format!("{blockdev},node-name=disk,cache.direct=on,cache.no-flush=off"));
@@ -62,7 +64,7 @@ impl Exporter {
         image.node.iter().for_each(|node| node.namespace.enter(&mut command));
         let process = Process::spawn(command).map_err(failed(format!("cannot run {PROGRAM}")))?;
         let exporter = Exporter { process, image: image.name.clone(), socket, log };
-        // That file comes when the export is there.
+        // QEMU writes this file when the export is there.
         exporter.wait(&pid, &line).map(|()| exporter)
     }
 
@@ -79,33 +81,33 @@ impl Exporter {
         Ok(())
     }
 
-    /// The last line of its log, or else `why`.
+    /// The last line of the server's log; `why` if the log is empty.
     fn last_words(&self, why: &str) -> String {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         log.lines().rfind(|line| !line.trim().is_empty()).unwrap_or(why).to_string()
     }
 
-    /// The image.
+    /// The image's name.
     pub(super) fn image(&self) -> &str {
         &self.image
     }
 
-    /// Its process.
+    /// The id of the server's process.
     pub(super) fn id(&self) -> u32 {
         self.process.id()
     }
 
-    /// How clients reach the image through it.
+    /// The endpoint by which clients reach the image through the server.
     pub(super) fn endpoint(&self) -> Endpoint {
         Endpoint::Nbd { socket: self.socket.clone(), export: self.image.clone() }
     }
 
-    /// The same as a URI.
+    /// The URI of the export.
     pub(super) fn uri(&self) -> String {
         format!("nbd+unix:///{}?socket={}", self.image, self.socket.display())
     }
 
-    /// Shows that it still runs.
+    /// Proves that the server still runs.
     pub(super) fn holds(&self, access: Access) -> Result<(), AccessError> {
         match self.process.ended().map_err(failed(format!("cannot look at {PROGRAM}")))? {
             None => Ok(()),
@@ -116,7 +118,7 @@ impl Exporter {
         }
     }
 
-    /// Ends it, with its image closed.
+    /// Ends the server (SIGTERM), which closes its image.
     pub(super) fn stop(mut self) -> Result<(), AccessError> {
         self.process
             .signal(rustix::process::Signal::TERM)
@@ -128,7 +130,7 @@ impl Exporter {
     }
 }
 
-/// The one of an image.
+/// The server of an image.
 pub(super) fn of<'a>(exporters: &'a [Exporter], image: &str) -> Option<&'a Exporter> {
     exporters.iter().find(|exporter| exporter.image() == image)
 }

@@ -12,35 +12,36 @@ use super::{Access, AccessError, Image, Site, failed, librbd};
 use crate::process::{self, Process};
 
 const PROGRAM: &str = "tgtd";
-/// Its store for images, where the package has it.
+/// Paths of tgt's backing store for RBD images, as packages install it.
 const RBD_STORE: [&str; 2] =
     ["/usr/lib/tgt/backing-store/bs_rbd.so", "/usr/lib64/tgt/backing-store/bs_rbd.so"];
-/// What it is called in the names of files.
+/// Prefix of the names of the gateway's files.
 const NAME: &str = "gateway";
-/// The port of iSCSI.
+/// The TCP port of iSCSI.
 const PORT: u16 = 3260;
-/// Names of targets begin so.
+/// Prefix of the names of targets.
 const TARGETS: &str = "iqn.2026-11.tidepool.lab";
-/// The number of the unit with the image in its target; 0 is the target's own.
+/// The number of the logical unit that is the image in its target. Unit 0 is the target's
+/// controller.
 pub(super) const UNIT: u32 = 1;
-/// Longest answer to a command, in seconds.
+/// Longest wait for the answer to a command, in seconds.
 const ANSWER_LIMIT_S: u32 = 60;
-/// Longest wait for it to answer at all, and for its end.
+/// Longest wait for the gateway to take commands, and for its end.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How often that is looked at.
+/// Pause between two attempts to send the first command.
 const POLL: Duration = Duration::from_millis(20);
 
-/// What targets keep their data on.
+/// Where targets keep their data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Store {
-    /// Images, through librbd.
+    /// In images, through librbd.
     Rbd,
-    /// Nothing: all is answered at once, and forgotten.
+    /// Nowhere: all requests are answered at once, and nothing is kept.
     Null,
 }
 
 impl Store {
-    /// tgt's name of it.
+    /// tgt's name of the store.
     fn name(self) -> &'static str {
         match self {
             Store::Rbd => "rbd",
@@ -49,7 +50,8 @@ impl Store {
     }
 }
 
-/// Says in one line why there can be no gateway on this machine.
+/// Checks whether there can be a gateway on this machine. The error is the reason why not, in one
+/// line.
 pub(super) fn probe() -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         return Err("tgtd takes commands from root only".into());
@@ -62,7 +64,7 @@ pub(super) fn probe() -> Result<(), String> {
     Err("tgt has no store for RBD images; on Debian: apt-get install tgt-rbd".into())
 }
 
-/// A gateway that runs. Dropping it kills it.
+/// A running gateway. Dropping it kills it.
 #[derive(Debug)]
 pub(super) struct Gateway {
     process: Process,
@@ -75,7 +77,7 @@ pub(super) struct Gateway {
 }
 
 impl Gateway {
-    /// Starts one with a target for each image.
+    /// Starts a gateway with a target for each image.
     pub(super) fn start(site: &Site, store: Store) -> Result<Gateway, AccessError> {
         let conf = librbd::conf(&site.conf, &site.directory, NAME)?;
         let [control, log] = ["control", "log"].map(|what| site.directory.join(format!("{NAME}.{what}")));
@@ -100,7 +102,7 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// Waits until it takes commands.
+    /// Waits until the gateway takes commands.
     fn wait(&self) -> Result<(), AccessError> {
         let start = Instant::now();
         loop {
@@ -124,7 +126,7 @@ impl Gateway {
         self.tell(&words).map(drop)
     }
 
-    /// Gives it a command; returns its answer.
+    /// Sends a command to the gateway; returns its output.
     fn tell(&self, words: &[&str]) -> Result<String, AccessError> {
         let mut command = Command::new("timeout");
         command
@@ -141,23 +143,24 @@ impl Gateway {
         Err(AccessError::Command { command: line, output: format!("{said}; its log: {}", self.last_words()) })
     }
 
-    /// The last line of its log.
+    /// The last line of the gateway's log.
     fn last_words(&self) -> String {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         log.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("nothing").to_string()
     }
 
-    /// Where it is.
+    /// The gateway's address and port.
     pub(super) fn portal(&self) -> SocketAddrV4 {
         self.portal
     }
 
-    /// What librbd counts in it.
+    /// The counters of librbd in the gateway.
     pub(super) fn counted(&self) -> Result<librbd::Counted, AccessError> {
         librbd::Counted::now(&self.directory, NAME, &[self.process.id()])
     }
 
-    /// Shows that each image has its target, and each target an initiator on the image's hypervisor.
+    /// Proves that each image has its target, and that each target has an initiator on the image's
+    /// hypervisor.
     pub(super) fn verify(&self) -> Result<Value, AccessError> {
         let targets = read_targets(&self.tell(&["--mode", "target", "--op", "show"])?);
         for image in &self.images {
@@ -180,7 +183,7 @@ impl Gateway {
         Ok(json!({ "portal": self.portal.to_string(), "targets": targets.collect::<Vec<_>>() }))
     }
 
-    /// Shows that it still runs.
+    /// Proves that the gateway still runs.
     pub(super) fn holds(&self) -> Result<(), AccessError> {
         match self.process.ended().map_err(failed(format!("cannot look at {PROGRAM}")))? {
             None => Ok(()),
@@ -188,7 +191,8 @@ impl Gateway {
         }
     }
 
-    /// Ends it, with all images closed: a client that is killed has its image open for half a minute more.
+    /// Closes all images, and ends the gateway. If it were killed, its images would stay open for
+    /// half a minute.
     pub(super) fn stop(mut self) -> Result<(), AccessError> {
         for number in 1..=self.images.len() {
             self.tell(&["--mode", "target", "--op", "delete", "--force", "--tid", &number.to_string()])?;
@@ -206,7 +210,7 @@ pub(super) fn name(image: &Image) -> String {
     format!("{TARGETS}:{}", image.name)
 }
 
-/// What tgt calls an image.
+/// tgt's name of an image.
 fn backing(image: &Image) -> String {
     format!("rbd/{}", image.name)
 }
@@ -221,17 +225,17 @@ fn not(what: String) -> AccessError {
     AccessError::NotInPlace { access: Access::Iscsi, what }
 }
 
-/// A target as tgt tells of it.
+/// A target, as tgtadm prints it.
 #[derive(Debug, Default, PartialEq)]
 struct Target {
     name: String,
-    /// Kind and path of what its units keep their data on.
+    /// Type and path of the backing store of each of the target's units.
     stores: Vec<[String; 2]>,
-    /// Addresses of initiators that are connected.
+    /// Addresses of the connected initiators.
     initiators: Vec<String>,
 }
 
-/// Reads what `tgtadm --mode target --op show` prints.
+/// Parses the output of `tgtadm --mode target --op show`.
 fn read_targets(text: &str) -> Vec<Target> {
     let mut targets: Vec<Target> = Vec::new();
     let mut kind = "";

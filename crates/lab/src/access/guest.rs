@@ -1,7 +1,9 @@
-//! Clients in guests: each image has a guest of QEMU on the hypervisor of its clients, in which fio runs. The guest's disk is what is in front of
-//! the cluster, through virtio-blk, or the guest's own kernel maps the image (krbd).
+//! Clients in guests. Each image has a guest of QEMU on the hypervisor of the image's clients, and
+//! fio runs in the guest. The guest's disk is what is in front of the cluster, through virtio-blk,
+//! or the guest's own kernel maps the image (krbd).
 //!
-//! Guests stand before whatever is in front of the cluster, other than the paths that are between a cache and the cluster.
+//! Guests stand in front of the placement between clients and cluster. Other access paths stand
+//! between that placement and the cluster.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,46 +19,48 @@ use crate::fio::{Endpoint, PageCache};
 use crate::qemu::quoted;
 use crate::vm::{self, Vm};
 
-/// What the guests' librbd is called in the names of files.
+/// Prefix of the names of files of librbd in the guests' QEMU.
 const NAME: &str = "guest";
-/// Modules for a disk of virtio-blk, and for the ports.
+/// Kernel modules for a virtio-blk disk and for the guest's ports.
 const MODULES: [&str; 3] = ["virtio_pci", "virtio_console", "virtio_blk"];
-/// That disk in the guest.
+/// The virtio-blk disk in the guest.
 const DISK: &str = "/dev/vda";
-/// Size of a disk that keeps nothing, in bytes: larger than any set.
+/// Size of a disk that keeps nothing, in bytes: larger than the data set of any workload.
 const NOTHING_BYTES: u64 = 1 << 40;
-/// What ceph.conf says where librbd caches.
+/// The line of a ceph.conf with which librbd caches.
 const CACHE: &str = "rbd cache = true\n";
-/// The number of flushes among the fields of a disk's `stat`, from 0 (Linux, Documentation/block/stat.rst).
+/// The number of flushes among the fields of a disk's `stat`, counted from 0 (Linux,
+/// Documentation/block/stat.rst).
 const FLUSHES_FIELD: usize = 15;
-/// Microseconds of a tick in which the kernel tells times to programs.
+/// Microseconds of a tick, the unit in which the kernel reports processor times.
 const TICK_US: u64 = 10_000;
 
-/// Says in one line why clients cannot be in guests on this machine.
+/// Checks whether clients can be in guests on this machine. The error is the reason why not, in one
+/// line.
 pub(super) fn probe() -> Result<(), String> {
     vm::probe()?;
     exporter::probe("block-rbd.so")
 }
 
-/// What guests have their disks on.
+/// What is behind the guests' disks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Behind {
-    /// What is in front of the cluster, or the cluster.
+    /// The placement in front of the cluster, or the cluster.
     Images,
     /// Nothing: QEMU answers at once and keeps nothing.
     Nothing,
 }
 
-/// Guests with clients, and what they boot.
+/// Guests with clients, and the root and kernel that they boot.
 #[derive(Debug)]
 pub(crate) struct Guests {
     access: Access,
     behind: Behind,
     boot: vm::Image,
     site: Site,
-    /// Of the images, in their order; none before clients have entered.
+    /// The images with their guests, in the order of the images; empty until the guests are booted.
     inside: Vec<(Image, Arc<Vm>)>,
-    /// Their QEMU has librbd itself, with its cache or without.
+    /// Whether librbd in the guests' QEMU caches; `None` where QEMU does not use librbd.
     librbd: Option<Cache>,
 }
 
@@ -68,10 +72,10 @@ enum Cache {
 }
 
 impl Guests {
-    /// Makes what they boot. There is none yet.
+    /// Makes the root that the guests boot. No guest is booted yet.
     ///
     /// # Errors
-    /// When something that they need is missing.
+    /// When something that the guests need is missing.
     pub(crate) fn prepare(access: Access, site: Site) -> Result<Guests, AccessError> {
         let mapping: &[&str] = if access.maps() { &krbd::MODULES } else { &[] };
         let modules: Vec<&str> = MODULES.iter().chain(mapping).copied().collect();
@@ -79,7 +83,7 @@ impl Guests {
         Ok(Guests { access, behind: Behind::Images, boot, site, inside: Vec::new(), librbd: None })
     }
 
-    /// Guests whose disks answer at once and keep nothing: what the path alone can do.
+    /// Boots guests whose disks answer at once and keep nothing: a bound for all clients in guests.
     pub(super) fn nothing(site: Site) -> Result<Guests, AccessError> {
         let mut guests = Guests::prepare(Access::Guest, site)?;
         guests.behind = Behind::Nothing;
@@ -87,15 +91,16 @@ impl Guests {
         Ok(guests)
     }
 
-    /// The path.
+    /// The access path.
     pub(crate) fn access(&self) -> Access {
         self.access
     }
 
-    /// Boots a guest for each image, on what `within` says is in front of it.
+    /// Boots a guest for each image. `within` returns the endpoint in front of an image, which
+    /// becomes the guest's disk. It is not called where the guest's own kernel maps the image.
     ///
     /// # Errors
-    /// When one does not boot, or does not find its disk. None is left then.
+    /// When a guest does not boot, or does not find its disk. No guest is left then.
     pub(crate) fn enter(&mut self, within: &dyn Fn(&str) -> Option<Endpoint>) -> Result<(), AccessError> {
         self.inside.clear();
         self.librbd = None;
@@ -130,7 +135,7 @@ impl Guests {
         Ok(())
     }
 
-    /// How QEMU has what is in front of an image, in its words.
+    /// QEMU's option for the block device of a guest: the endpoint in front of an image.
     fn blockdev(&mut self, image: &Image, within: Option<Endpoint>) -> Result<String, AccessError> {
         let text = |path: &std::path::Path| quoted(&path.display().to_string());
         match within {
@@ -153,10 +158,10 @@ impl Guests {
         }
     }
 
-    /// Ends all of them, with their disks closed.
+    /// Ends all guests, which closes their disks.
     ///
     /// # Errors
-    /// When one does not end.
+    /// When a guest does not end.
     pub(crate) fn leave(&mut self) -> Result<(), AccessError> {
         let inside = std::mem::take(&mut self.inside);
         if self.access.maps() {
@@ -169,12 +174,12 @@ impl Guests {
         self.inside.iter().map(|(_, vm)| vm.id()).collect()
     }
 
-    /// What librbd in their QEMU counts.
+    /// The counters of librbd in the guests' QEMU.
     fn counted(&self) -> Result<Counted, AccessError> {
         Counted::now(&self.site.directory, NAME, &self.processes())
     }
 
-    /// Shows that librbd in their QEMU caches if it is to, and does not otherwise.
+    /// Proves that librbd in the guests' QEMU caches or does not cache, as `cache` says.
     fn caches_as_meant(&self, cache: Cache) -> Result<Value, AccessError> {
         let wanted = if cache == Cache::On { "true" } else { "false" };
         let told = librbd::ask_all(&self.site.directory, NAME, &self.processes(), "config show")?;
@@ -188,7 +193,7 @@ impl Guests {
     /// Images to whose disks the kernel of a guest has sent a flush.
     ///
     /// # Errors
-    /// When one does not answer.
+    /// When a guest does not answer.
     pub(crate) fn flushed(&self) -> Result<Vec<String>, AccessError> {
         let mut flushed = Vec::new();
         for (image, vm) in &self.inside {
@@ -205,12 +210,12 @@ impl Guests {
         if self.access.maps() { krbd::DISK } else { DISK }
     }
 
-    /// What a guest's kernel says of its disk: where that is in the guest.
+    /// The path of a file of the disk in the guest's sysfs.
     fn in_sysfs(&self, file: &str) -> String {
         format!("/sys/block/{}/{file}", self.disk().trim_start_matches("/dev/"))
     }
 
-    /// What a guest's kernel says of its disk.
+    /// What a guest's kernel reports about its disk.
     fn disk_of(&self, vm: &Vm) -> Result<Value, AccessError> {
         let said = |file: &str| -> Result<String, AccessError> {
             Ok(vm.tell(&["cat", &self.in_sysfs(file)])?.trim().to_string())
@@ -220,7 +225,7 @@ impl Guests {
         let Some(bytes) = bytes else {
             return Err(self.not(format!("the guest {} has no disk {}: {sectors}", vm.name(), self.disk())));
         };
-        // A kernel sends no flush to a disk of virtio-blk that says it writes through.
+        // A kernel sends no flush to a virtio-blk disk that reports write-through.
         if !self.access.maps() && cache != "write back" {
             return Err(self
                 .not(format!("the disk of the guest {} is \"{cache}\": no flush would be sent", vm.name())));
@@ -233,7 +238,8 @@ impl Guests {
     }
 }
 
-/// A disk of virtio-blk, past caches of the host. QEMU turns librbd's cache on where a disk does not go past them.
+/// QEMU's options for a virtio-blk disk. With [`Cache::Off`] the disk bypasses the host's caches.
+/// With [`Cache::On`] it does not, because QEMU turns librbd's cache on for such a disk.
 fn virtio(blockdev: &str, cache: Cache) -> Vec<String> {
     let direct = if cache == Cache::On { "off" } else { "on" };
     [
@@ -281,7 +287,8 @@ impl InPlace for Guests {
         None
     }
 
-    /// Times of the guests' processors as their kernels tell them, beside what librbd in their QEMU counts.
+    /// Times of the guests' processors, as the guests' kernels report them, and the counters of
+    /// librbd in the guests' QEMU.
     fn counters(&self) -> Result<Map<String, Value>, AccessError> {
         let mut counters = if self.librbd.is_some() { self.counted()?.counters } else { Map::new() };
         let mut sums = [0; 3];

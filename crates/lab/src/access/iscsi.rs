@@ -1,4 +1,5 @@
-//! Over iSCSI: a gateway has the images, and each hypervisor an initiator for each image of its clients.
+//! The iSCSI access path: a gateway has the images, and each hypervisor has an initiator for each
+//! image of its clients.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +14,7 @@ use crate::qemu::quoted;
 /// A gateway and its initiators.
 #[derive(Debug)]
 pub(super) struct Iscsi {
-    // Initiators end before what they are connected with.
+    // Dropped before the gateway, to which the initiators are connected.
     initiators: Vec<Exporter>,
     gateway: Gateway,
     store: Store,
@@ -21,7 +22,7 @@ pub(super) struct Iscsi {
 }
 
 impl Iscsi {
-    /// Starts the gateway with targets that keep their data on `store`, then the initiators.
+    /// Starts the gateway, with targets that keep their data on `store`, and then the initiators.
     pub(super) fn start(site: &Site, store: Store) -> Result<Iscsi, AccessError> {
         let gateway = Gateway::start(site, store)?;
         let initiator = |image: &Image| Exporter::start(site, image, &blockdev(&gateway, image));
@@ -31,7 +32,7 @@ impl Iscsi {
     }
 }
 
-/// What an initiator has, in QEMU's words.
+/// QEMU's option for the block device of an image's initiator.
 fn blockdev(gateway: &Gateway, image: &Image) -> String {
     let (portal, target) = (gateway.portal(), quoted(&gateway::name(image)));
     let initiator = format!("{target}-host{}", image.host);

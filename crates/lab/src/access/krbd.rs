@@ -1,4 +1,5 @@
-//! A guest's kernel that maps an image. Its network is QEMU's user network, which opens connections in the hypervisor's place in the network.
+//! Guests whose kernel maps an image. The guest's network is QEMU's user network: QEMU opens the
+//! connections from the hypervisor's place in the network.
 
 use std::fs;
 use std::path::Path;
@@ -6,35 +7,38 @@ use std::path::Path;
 use super::{Access, AccessError, failed};
 use crate::vm::{self, Kernel, Vm, VmError};
 
-/// Modules of a guest that maps an image. One of them asks for checksums (CRC-32C) by name when it is loaded.
+/// Kernel modules of a guest that maps an image. One of them requests CRC-32C by name when it is
+/// loaded, so `crc32c_generic` is among them.
 pub(super) const MODULES: [&str; 3] = ["virtio_net", "crc32c_generic", "rbd"];
-/// The image in the guest.
+/// The image's device in the guest.
 pub(super) const DISK: &str = "/dev/rbd0";
 
-/// Brings the network up. QEMU connects to whatever address the guest names; that of a cluster on the loopback interface is one of the
-/// guest's own, and is sent out only when its kernel is told to.
+/// A script that brings the guest's network up. QEMU connects to any address that the guest names.
+/// A cluster on the loopback interface has an address that is also the guest's own: the guest's
+/// kernel sends packets to such an address only with `route_localnet`.
 const NETWORK: &str = "ip link set lo up && ip link set eth0 up && ip addr add 10.0.2.15/24 dev eth0 && \
     for name in all eth0; do echo 1 >/proc/sys/net/ipv4/conf/$name/route_localnet; echo 0 >/proc/sys/net/ipv4/conf/$name/rp_filter; done; \
     ip route add default via 10.0.2.2 dev eth0";
 
-/// Says in one line why a guest cannot map images on this machine.
+/// Checks whether a guest can map images on this machine. The error is the reason why not, in one
+/// line.
 pub(super) fn probe() -> Result<(), String> {
     vm::probe()?;
     let kernel = Kernel::installed().map_err(|why| why.to_string())?;
     kernel.modules(&MODULES).map(drop).map_err(|why| why.to_string())
 }
 
-/// Devices of a guest that maps an image, in QEMU's words.
+/// QEMU's options for the devices of a guest that maps an image.
 pub(super) fn devices() -> Vec<String> {
     ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="].map(String::from).to_vec()
 }
 
-/// The monitors of a cluster, as a kernel's client reaches them.
+/// The addresses of a cluster's monitors, as the kernel's client expects them.
 #[derive(Debug, PartialEq)]
 pub(super) struct Monitors(String);
 
 impl Monitors {
-    /// Reads them from ceph.conf.
+    /// Reads the addresses from ceph.conf.
     pub(super) fn of(conf: &Path) -> Result<Monitors, AccessError> {
         let text = fs::read_to_string(conf).map_err(failed(format!("cannot read {}", conf.display())))?;
         Monitors::read(&text).ok_or_else(|| AccessError::NotInPlace {
@@ -53,12 +57,12 @@ impl Monitors {
         (!addresses.is_empty()).then(|| Monitors(addresses.join(",")))
     }
 
-    /// The line with which the kernel maps an image.
+    /// The line that makes the kernel map an image.
     fn line(&self, image: &str) -> String {
         format!("{} name=admin rbd {image}", self.0)
     }
 
-    /// Has a guest map an image.
+    /// Makes a guest map an image.
     pub(super) fn map(&self, vm: &Vm, image: &str) -> Result<(), AccessError> {
         run(vm, NETWORK)?;
         let local = self.0.starts_with("127.");
@@ -69,12 +73,12 @@ impl Monitors {
     }
 }
 
-/// Has a guest let go of its image.
+/// Makes a guest unmap its image.
 pub(super) fn unmap(vm: &Vm) -> Result<(), AccessError> {
     run(vm, "echo 0 >/sys/bus/rbd/remove_single_major")
 }
 
-/// Runs a script in a guest that prints nothing unless it fails.
+/// Runs a script in a guest. The script must print nothing unless it fails.
 fn run(vm: &Vm, script: &str) -> Result<(), AccessError> {
     let said =
         vm.tell(&["sh", "-c", &format!("{{ {script}; }} || echo \"it failed; $(dmesg | tail -n 1)\"")])?;

@@ -1,4 +1,4 @@
-//! What librbd counts in a process of somebody else, asked through the admin sockets of its clients.
+//! Counters of librbd in other processes, read through the admin sockets of librbd's clients.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,17 +10,18 @@ use serde_json::{Map, Value, json};
 use super::{AccessError, failed};
 use crate::cluster::socket::ask;
 
-/// Counters of librbd with a time: what they are called here, how often and how long, and there.
+/// librbd's counters with a time: the name of the number here, the name of the time here, and
+/// librbd's name of both.
 const TIMED: [(&str, &str, &str); 3] = [
     ("reads", "read_us", "rd_latency"),
     ("writes", "write_us", "wr_latency"),
     ("flushes", "flush_us", "flush_latency"),
 ];
-/// Its counters of bytes.
+/// librbd's counters of bytes: the name here, and librbd's name.
 const BYTES: [(&str, &str); 2] = [("read_bytes", "rd_bytes"), ("written_bytes", "wr_bytes")];
 
-/// Writes ceph.conf for a process that is known as `name`, after that of a client: each of the clients in it has an admin socket of its own
-/// in `directory`.
+/// Writes a ceph.conf for the process `name`, made from that of a client. Each of librbd's clients
+/// in the process gets an admin socket of its own in `directory`.
 pub(super) fn conf(of: &Path, directory: &Path, name: &str) -> Result<PathBuf, AccessError> {
     let text = fs::read_to_string(of).map_err(failed("cannot read the client's ceph.conf"))?;
     let conf = directory.join(format!("{name}.conf"));
@@ -30,7 +31,8 @@ pub(super) fn conf(of: &Path, directory: &Path, name: &str) -> Result<PathBuf, A
     Ok(conf)
 }
 
-/// What the clients in a process count, all together, and the images that they have open.
+/// The counters of librbd's clients in some processes, added up, and the images that these clients
+/// have open.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Counted {
     pub(super) images: BTreeSet<String>,
@@ -38,14 +40,15 @@ pub(super) struct Counted {
 }
 
 impl Counted {
-    /// Asks the clients of processes, which were started with [`conf`].
+    /// Reads the counters of processes that were started with [`conf`].
     pub(super) fn now(directory: &Path, name: &str, processes: &[u32]) -> Result<Counted, AccessError> {
         Ok(Counted::of(&ask_all(directory, name, processes, "perf dump")?))
     }
 
     fn of(dumps: &[Value]) -> Counted {
         let sections = dumps.iter().filter_map(Value::as_object).flatten();
-        // A section is called librbd-ID-POOL-IMAGE, and nothing else begins so.
+        // The section of an image is called librbd-ID-POOL-IMAGE. No other section's name begins
+        // with `librbd-`.
         let opened = sections.filter_map(|(name, section)| Some((name.strip_prefix("librbd-")?, section)));
         let mut counted = Counted::default();
         let mut add = |name: &str, value: f64| {
@@ -67,7 +70,7 @@ impl Counted {
     }
 }
 
-/// What the clients in processes, which were started with [`conf`], answer.
+/// The answers of librbd's clients in processes that were started with [`conf`].
 pub(super) fn ask_all(
     directory: &Path,
     name: &str,
@@ -84,7 +87,7 @@ pub(super) fn ask_all(
     Ok(answers)
 }
 
-/// Admin sockets whose names begin so.
+/// The admin sockets in a directory whose names begin with `begin`.
 fn sockets(directory: &Path, begin: &str) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory)? {

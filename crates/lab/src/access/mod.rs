@@ -1,8 +1,8 @@
-//! How clients reach the images of a cluster: by librbd, through an NBD server that has librbd, over iSCSI through a gateway that has it, or
-//! from inside of guests.
+//! The access paths by which clients reach the images of a cluster: librbd in the client, an NBD
+//! server that has librbd, iSCSI through a gateway that has librbd, or a guest.
 //!
-//! A path is put in place for all images of a testbed together. It stands between the cluster and what is in front of it, and guests
-//! ([`Guests`]) stand before that.
+//! A path is put in place for all images of a testbed together. It stands between the cluster and
+//! the placement in front of the cluster. Guests ([`Guests`]) stand in front of that placement.
 
 mod exporter;
 mod gateway;
@@ -35,22 +35,24 @@ pub enum Access {
     /// The client, or the cache on its hypervisor, has librbd itself.
     #[default]
     Librbd,
-    /// An NBD server on the hypervisor has librbd. A cache there is such a server, and has librbd itself.
+    /// An NBD server on the hypervisor has librbd. A cache on the hypervisor is such a server
+    /// itself, and has librbd itself.
     Nbd,
-    /// A gateway on the monitor's machine has librbd, and the hypervisor an initiator.
+    /// A gateway on the monitor's machine has librbd, and the hypervisor has an initiator.
     Iscsi,
-    /// The client is in a guest, whose disk its QEMU has: by librbd, or as an export of the cache on the hypervisor.
+    /// The client is in a guest. The guest's QEMU has the disk by librbd, or as an export of the
+    /// cache on the hypervisor.
     Guest,
     /// The client is in a guest whose kernel maps the image, past the page cache.
     Krbd,
     /// The client is in a guest whose kernel maps the image, through the page cache.
     KrbdWriteback,
-    /// The same, and no flush is ever sent: writes are safe from nothing.
+    /// As `krbd_writeback`, but no flush is ever sent: writes survive no failure.
     KrbdUnsafe,
 }
 
 impl Access {
-    /// All of them.
+    /// All access paths.
     pub const ALL: [Access; 7] = [
         Access::Librbd,
         Access::Nbd,
@@ -61,7 +63,7 @@ impl Access {
         Access::KrbdUnsafe,
     ];
 
-    /// Its name in suites and results.
+    /// The path's name in suites and results.
     pub fn name(self) -> &'static str {
         match self {
             Access::Librbd => "librbd",
@@ -74,7 +76,7 @@ impl Access {
         }
     }
 
-    /// What it is, in a few words.
+    /// A description of the path, in a few words.
     pub fn what(self) -> &'static str {
         match self {
             Access::Librbd => "librbd in the client",
@@ -89,30 +91,31 @@ impl Access {
         }
     }
 
-    /// Clients are in guests.
+    /// Whether clients are in guests.
     pub fn is_in_guests(self) -> bool {
         self == Access::Guest || self.maps()
     }
 
-    /// The kernel of a guest maps the image.
+    /// Whether the kernel of a guest maps the image.
     pub fn maps(self) -> bool {
         matches!(self, Access::Krbd | Access::KrbdWriteback | Access::KrbdUnsafe)
     }
 
-    /// What was answered may be in the memory of one machine only, flush or no flush: it is never ranked.
+    /// Whether a completed write may be in the memory of one machine only, even after a flush. Such
+    /// a path is never ranked.
     pub fn is_volatile(self) -> bool {
         self == Access::KrbdUnsafe
     }
 
-    /// It is what a suite has that says nothing.
+    /// Whether this is the path of a suite that names none: librbd.
     pub fn is_librbd(&self) -> bool {
         *self == Access::Librbd
     }
 
-    /// Says in one line why it is not possible on this machine.
+    /// Checks whether the path is possible on this machine.
     ///
     /// # Errors
-    /// That line.
+    /// The reason why it is not, in one line.
     pub fn probe(self) -> Result<(), String> {
         match self {
             Access::Librbd => Ok(()),
@@ -123,10 +126,11 @@ impl Access {
         }
     }
 
-    /// Puts it in place; `None` for the path that takes nothing, and for those that are in guests ([`Guests::prepare`]).
+    /// Puts the path in place. `None` for librbd, which needs nothing, and for paths with clients
+    /// in guests ([`Guests::prepare`]).
     ///
     /// # Errors
-    /// When it cannot be; nothing is left of it then.
+    /// When that fails; nothing of the path is left then.
     pub(crate) fn apply(self, site: &Site) -> Result<Option<Box<dyn InPlace>>, AccessError> {
         Ok(match self {
             Access::Nbd => Some(Box::new(nbd::Nbd::start(site)?)),
@@ -152,83 +156,87 @@ impl FromStr for Access {
     }
 }
 
-/// A gateway that answers at once and keeps nothing, and its initiators: what the path alone can do.
+/// A gateway that answers at once and keeps nothing, and its initiators: a bound for all placements
+/// over iSCSI.
 ///
 /// # Errors
-/// When it cannot be put in place; nothing is left of it then.
+/// When it cannot be put in place; nothing of it is left then.
 pub(crate) fn nothing(site: &Site) -> Result<Box<dyn InPlace>, AccessError> {
     Ok(Box::new(iscsi::Iscsi::start(site, gateway::Store::Null)?))
 }
 
-/// Guests whose disks answer at once and keep nothing: what nothing in a guest is faster than.
+/// Guests whose disks answer at once and keep nothing: a bound for all clients in guests.
 ///
 /// # Errors
-/// When they cannot be put in place; nothing is left of them then.
+/// When they cannot be put in place; nothing of them is left then.
 pub(crate) fn nothing_in_guests(site: Site) -> Result<Box<dyn InPlace>, AccessError> {
     Ok(Box::new(Guests::nothing(site)?))
 }
 
-/// What a path finds where it is put in place.
+/// What an access path needs to be put in place.
 #[derive(Debug)]
 pub(crate) struct Site {
-    /// A directory for its files, on no emulated device.
+    /// A directory for the path's files. It is on no emulated device.
     pub(crate) directory: PathBuf,
-    /// ceph.conf for clients. Its last section is that of clients.
+    /// ceph.conf for clients. Its last section is the clients' section, so lines for clients can be
+    /// appended.
     pub(crate) conf: PathBuf,
-    /// The place of gateways in a network; `None` where there is no network.
+    /// The node on which gateways run; `None` where there is no network.
     pub(crate) gateway: Option<HostNode>,
     /// The images.
     pub(crate) images: Vec<Image>,
 }
 
-/// An image, and where its clients are.
+/// An image, and the hypervisor of its clients.
 #[derive(Debug, Clone)]
 pub(crate) struct Image {
-    /// Its name in the pool `rbd`.
+    /// The image's name in the pool `rbd`.
     pub(crate) name: String,
-    /// The hypervisor of its clients, by its number.
+    /// The number of that hypervisor.
     pub(crate) host: usize,
-    /// The hypervisor's place in a network, if there is one.
+    /// That hypervisor's node in the network, if there is a network.
     pub(crate) node: Option<HostNode>,
 }
 
-/// A path that is in place. It ends when it is dropped.
+/// An access path that is in place. Dropping it removes it.
 pub(crate) trait InPlace: Debug {
-    /// Shows that it is in place: what its parts say of themselves.
+    /// Proves that the path is in place; returns what its parts report about themselves.
     ///
     /// # Errors
-    /// When it is not.
+    /// When it is not in place.
     fn verify(&self) -> Result<Value, AccessError>;
-    /// Shows that all of its parts still run.
+    /// Proves that all parts of the path still run.
     ///
     /// # Errors
-    /// When one does not.
+    /// When a part does not run.
     fn holds(&self) -> Result<(), AccessError>;
-    /// How clients reach an image by it.
+    /// The endpoint by which clients reach an image over the path.
     fn endpoint(&self, image: &str) -> Option<Endpoint>;
-    /// The URI under which a cache on the hypervisor reaches an image by it.
+    /// The URI under which a cache on the hypervisor reaches an image over the path.
     fn uri(&self, image: &str) -> Option<String>;
-    /// What librbd counts at its end, all images together: numbers that only grow. Times are in microseconds.
+    /// The path's counters, added up over all images: numbers that only grow. Times are in
+    /// microseconds.
     ///
     /// # Errors
-    /// When somebody does not answer.
+    /// When a part of the path does not answer.
     fn counters(&self) -> Result<Map<String, Value>, AccessError>;
-    /// Takes it away. What was flushed is in the images then, and nobody has them open.
+    /// Removes the path. All flushed data is in the images then, and no part of the path has them
+    /// open.
     ///
     /// # Errors
-    /// When it does not go.
+    /// When the path cannot be removed.
     fn undo(self: Box<Self>) -> Result<(), AccessError>;
 }
 
-/// Why a path is not in place.
+/// Why an access path is not in place.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
-    /// A file or a process could not be had.
+    /// A file or a process operation failed.
     #[error("{what}: {source}")]
     Io {
         /// What was tried.
         what: String,
-        /// Why it failed.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A program failed.
@@ -236,23 +244,23 @@ pub enum AccessError {
     Command {
         /// The command line.
         command: String,
-        /// The end of its error output.
+        /// The end of the program's error output.
         output: String,
     },
-    /// A guest could not be had, or does not do what it is told.
+    /// A guest could not be started, or failed.
     #[error(transparent)]
     Vm(#[from] VmError),
-    /// It says of itself that it is something else.
+    /// A part of the path is not what it should be.
     #[error("the access path {access} is not in place: {what}")]
     NotInPlace {
-        /// Which.
+        /// The access path.
         access: Access,
-        /// What was seen instead.
+        /// What was found instead.
         what: String,
     },
 }
 
-/// An error of the system, with what was tried.
+/// Turns an I/O error into an [`AccessError`] that says what was tried.
 fn failed(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> AccessError {
     let what = what.into();
     |source| AccessError::Io { what, source }

@@ -1,4 +1,6 @@
-//! Through an NBD server on the hypervisor that has librbd: what an initiator has as well, without iSCSI and without a gateway.
+//! The access path through an NBD server on the hypervisor that has librbd. The initiator of the
+//! iSCSI path is such an NBD server, too, but without librbd. So the iSCSI path differs from this
+//! path only by iSCSI and the gateway.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -11,7 +13,7 @@ use super::{Access, AccessError, Image, InPlace, Site};
 use crate::fio::Endpoint;
 use crate::qemu::quoted;
 
-/// What its servers are called in the names of files.
+/// Prefix of the names of the servers' ceph.conf and admin sockets.
 const NAME: &str = "export";
 
 /// The servers, one for each image.
@@ -22,7 +24,7 @@ pub(super) struct Nbd {
 }
 
 impl Nbd {
-    /// Starts them.
+    /// Starts a server for each image.
     pub(super) fn start(site: &Site) -> Result<Nbd, AccessError> {
         let conf = quoted(&librbd::conf(&site.conf, &site.directory, NAME)?.display().to_string());
         let server = |image: &Image| {

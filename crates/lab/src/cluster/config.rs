@@ -1,4 +1,4 @@
-//! Configuration, keys and monitor store of a new cluster.
+//! The configuration, the keys and the monitor store of a new cluster.
 
 use std::fmt::Write;
 use std::fs;
@@ -9,29 +9,29 @@ use std::process::Command;
 use super::{ClusterError, ClusterOptions, io, run};
 use crate::network::{Namespace, Network};
 
-/// Memory that each OSD aims at: small machines run clusters too.
+/// Memory target of each OSD in bytes: clusters run on small machines, too.
 const OSD_MEMORY_BYTES: u64 = 896 << 20;
 
-/// The monitor proposes at once what is asked for, instead of once a second. How the placement groups are is known after a second, not
-/// five. A dead client is forgotten after ten seconds, not thirty.
+/// The monitor proposes changes at once, not once a second. The state of placement groups is known
+/// after one second, not five. A dead client is forgotten after ten seconds, not thirty.
 const PROMPT: &str = "paxos propose interval = 0.05
 mgr stats period = 1
 mgr tick period = 1
 osd client watch timeout = 10
 ";
 
-/// Where a new cluster is to be found.
+/// Where the daemons of a new cluster are.
 pub(super) struct Place<'a> {
-    /// Where its monitor is to run; `None` for where this process is.
+    /// The network namespace of the monitor; `None` for that of this process.
     pub(super) inside: Option<&'a Namespace>,
-    /// Addresses and ports of its monitor.
+    /// Addresses and ports of the monitor.
     monitor: String,
-    /// The network of its daemons and clients.
+    /// The network of daemons and clients.
     network: String,
 }
 
 impl Place<'_> {
-    /// That of a cluster in a network, or on the loopback interface.
+    /// The place of a cluster in a network, or on the loopback interface.
     pub(super) fn new(network: Option<&Network>, port: u16) -> Place<'_> {
         let address = network.map_or(Ipv4Addr::LOCALHOST, |network| network.monitor().address());
         Place {
@@ -52,7 +52,8 @@ pub(super) fn write(
     let path = dir.join("ceph.conf");
     let mut text = text(dir, options, fsid, place);
     if let Some(classes) = class_dir() {
-        // Some builds look for the object classes relative to where the OSD was started.
+        // Some builds search the object classes relative to the directory in which the OSD was
+        // started.
         let _ = writeln!(text, "osd class dir = {}", classes.display());
     }
     for line in &options.extra {
@@ -69,14 +70,14 @@ pub(super) fn write(
     Ok(path)
 }
 
-/// The configuration without what depends on the machine.
+/// The part of the configuration that does not depend on the machine.
 fn text(dir: &Path, options: &ClusterOptions, fsid: &str, place: &Place<'_>) -> String {
     let dir = dir.display();
     let auth = if options.cephx { "cephx" } else { "none" };
     let replicas = options.replicas;
     let prompt = if options.prompt { PROMPT } else { "" };
     let Place { monitor, network, .. } = place;
-    // Copies are on different servers where there are enough of them, else on different OSDs.
+    // Copies are on different servers if there are enough servers, else on different OSDs.
     let osds = options.stores.len() as u32;
     let domain = u32::from(options.servers.as_ref().is_some_and(|servers| servers.separate(osds, replicas)));
     format!(
@@ -110,18 +111,20 @@ osd memory target = {OSD_MEMORY_BYTES}
     )
 }
 
-/// Where an OSD in a guest has its admin socket: a socket in a directory of the machine would lead nowhere from outside.
+/// The path of the admin socket of an OSD in a guest. A socket in a directory of the machine would
+/// lead nowhere from outside the guest.
 pub(super) fn guest_socket(number: u32) -> PathBuf {
     format!("/run/osd.{number}.asok").into()
 }
 
-/// What the section of an OSD in a guest has besides its store. Its database is not kept in the guest's memory, as it is in no memory of this
-/// machine where the disks are files of emulated devices.
+/// The settings of an OSD in a guest, besides those of its store. The OSD's database is not in the
+/// page cache of the guest; nor is it in that of this machine where the disks are files of emulated
+/// devices.
 fn in_guest(number: u32) -> String {
     format!("admin socket = {}\nbluefs buffered io = false\n", guest_socket(number).display())
 }
 
-/// What the clients of a cluster that was joined have of their own, in `dir`.
+/// The settings for clients of a cluster that was joined, with files in `dir`.
 pub(super) fn joined(dir: &Path, pool: &str) -> String {
     let dir = dir.display();
     format!(
@@ -135,12 +138,13 @@ log file = {dir}/$name.log
     )
 }
 
-/// The value of a setting in a configuration that [`write`] has written, in whichever section it stands first.
+/// The value of a setting in a configuration that [`write`] has written: the first one in any
+/// section.
 pub(super) fn setting<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = "))
 }
 
-/// Makes the keyring that monitor, manager, OSDs and the administrator share.
+/// Makes the keyring for the monitor, the manager, the OSDs and the administrator.
 pub(super) fn keys(conf: &Path, dir: &Path, options: &ClusterOptions) -> Result<(), ClusterError> {
     let keyring = dir.join("keyring");
     run(Command::new("ceph-authtool").arg("-c").arg(conf).arg("--create-keyring").arg(&keyring))?;
@@ -181,14 +185,14 @@ pub(super) fn monitor_store(
     let mut command = Command::new("ceph-mon");
     command.arg("-c").arg(conf).args(["--mkfs", "-i", "a", "--monmap"]).arg(&map);
     command.arg("--keyring").arg(dir.join("keyring"));
-    // It looks for its address among those of its interfaces.
+    // The monitor looks for its address among those of the interfaces.
     if let Some(namespace) = place.inside {
         namespace.enter(&mut command);
     }
     run(&mut command).map(drop)
 }
 
-/// The directory of the OSDs' object classes, where the distribution puts it.
+/// The directory of the OSDs' object classes, as the distribution installs it.
 fn class_dir() -> Option<PathBuf> {
     let multiarch = fs::read_dir("/usr/lib").ok()?.flatten().map(|entry| entry.path().join("rados-classes"));
     multiarch.chain([PathBuf::from("/usr/lib64/rados-classes")]).find(|path| path.is_dir())

@@ -1,4 +1,4 @@
-//! How a cluster says that it is: OSDs, placement groups, what is being recovered.
+//! The health of a cluster as the cluster reports it: OSDs, placement groups, and data to recover.
 
 use std::collections::BTreeMap;
 
@@ -9,37 +9,38 @@ use serde_json::{Value, json};
 use super::librados::To;
 use super::{Cluster, ClusterError};
 
-/// What `ceph status` says.
+/// A cluster's health, as `ceph status` reports it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Health {
-    /// OSDs.
+    /// Number of OSDs.
     pub osds: u32,
-    /// Those that are up.
+    /// OSDs that are up.
     pub osds_up: u32,
-    /// Those that are to have data.
+    /// OSDs that are in: Ceph places data on them.
     pub osds_in: u32,
-    /// Placement groups.
+    /// Number of placement groups.
     pub groups: u64,
-    /// Those that are active and clean, be it while they are scrubbed.
+    /// Placement groups that are active and clean, scrubbed at the moment or not.
     pub clean: u64,
-    /// Those that serve requests.
+    /// Placement groups that are active: they serve requests.
     pub active: u64,
     /// Copies of objects that are missing.
     pub degraded_objects: u64,
-    /// Copies of objects that are not where they are to be.
+    /// Copies of objects that are not where they belong.
     pub misplaced_objects: u64,
 }
 
 impl Health {
-    /// All placement groups are active and clean.
+    /// Whether all placement groups are active and clean.
     pub fn is_clean(&self) -> bool {
         self.groups > 0 && self.clean == self.groups
     }
 
-    /// Reads what `ceph status --format json` says; `None` where it lacks OSDs or groups.
+    /// Parses the output of `ceph status --format json`; `None` if it lacks OSDs or placement
+    /// groups.
     fn read(status: &Value) -> Option<Health> {
-        // Up to Ceph 14 it stood one level deeper.
+        // Up to Ceph 14 the OSD map is one level deeper.
         let outer = &status["osdmap"];
         let osds = if outer["osdmap"].is_object() { &outer["osdmap"] } else { outer };
         let groups = &status["pgmap"];
@@ -66,10 +67,10 @@ impl Health {
 }
 
 impl Cluster {
-    /// How the cluster says that it is.
+    /// The cluster's health, as the cluster reports it.
     ///
     /// # Errors
-    /// When the monitor does not answer, or says something else.
+    /// When the monitor does not answer, or the answer is something else.
     pub fn health(&self) -> Result<Health, ClusterError> {
         let said = self.tell(To::Monitor, &json!({ "prefix": "status", "format": "json" }))?;
         let health = serde_json::from_str(&said).ok().and_then(|status| Health::read(&status));
@@ -80,7 +81,8 @@ impl Cluster {
         })
     }
 
-    /// When each placement group was scrubbed deeply the last time, in Ceph's words.
+    /// When each placement group was last scrubbed deeply, in Ceph's format, by the placement
+    /// group's name.
     ///
     /// # Errors
     /// When the manager does not answer.
@@ -89,7 +91,7 @@ impl Cluster {
         Ok(stamps(&self.tell(To::Manager, &list)?))
     }
 
-    /// OSDs whose daemons have ended by themselves, by their numbers.
+    /// The numbers of OSDs whose daemons have ended by themselves.
     pub fn ended_osds(&self) -> Vec<u32> {
         let has_ended = |osd: &crate::process::Process| osd.ended().ok().flatten().is_some();
         let ended = (0..).zip(&self.osds).filter(|(_, osd)| osd.as_ref().is_some_and(has_ended));
@@ -97,10 +99,10 @@ impl Cluster {
     }
 }
 
-/// The times in a list of placement groups, by the names of these.
+/// The times of deep scrubs in a list of placement groups, by the placement group's name.
 fn stamps(list: &str) -> BTreeMap<String, String> {
     let list: Value = serde_json::from_str(list).unwrap_or_default();
-    // Some releases have the list itself, others a field with it.
+    // Some releases return the list itself, others an object with the list in a field.
     let groups = list["pg_stats"].as_array().or_else(|| list.as_array());
     let of = |group: &Value| {
         let stamp = group["last_deep_scrub_stamp"].as_str()?;

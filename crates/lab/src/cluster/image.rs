@@ -1,4 +1,4 @@
-//! RBD images of a throw-away cluster: make, export, compare, remove.
+//! RBD images of a throw-away cluster: making, exporting, comparing and removing them.
 
 use std::io::Read;
 use std::path::Path;
@@ -9,11 +9,12 @@ use sha2::{Digest, Sha256};
 use super::{Cluster, ClusterError, io};
 use crate::process::Process;
 
-/// How much of an export is hashed at a time.
+/// Bytes of an export that are hashed at a time.
 const CHUNK_BYTES: usize = 1 << 20;
 
 impl Cluster {
-    /// Makes `image` (`NAME`, `POOL/NAME`) of `size_bytes`, a multiple of 1 MiB, in the cluster's pool unless it names another.
+    /// Makes `image` (`NAME`, `POOL/NAME`) of `size_bytes`, a multiple of 1 MiB. Without `POOL` it
+    /// is in the cluster's pool.
     pub fn rbd_create(&self, image: &str, size_bytes: u64) -> Result<(), ClusterError> {
         self.rbd(&["create", image, "--size", &format!("{}M", size_bytes >> 20)]).map(drop)
     }
@@ -33,13 +34,14 @@ impl Cluster {
         self.rbd(&["export", "--no-progress", image, &file.to_string_lossy()]).map(drop)
     }
 
-    /// The SHA-256 of what `rbd export` gives for `image`, in hexadecimal.
+    /// The SHA-256 of the output of `rbd export` for `image`, in hexadecimal.
     pub fn rbd_checksum(&self, image: &str) -> Result<String, ClusterError> {
         self.rbd_read(image, &|| None, checksum)
     }
 
-    /// Has `read` read all of what `rbd export` gives for `image`. `stop` is asked all the while; when it says why, that is the error: an
-    /// image of which a part is nowhere is never exported to its end.
+    /// Calls `read` with the output of `rbd export` for `image`. `stop` is called again and again;
+    /// when it returns a reason, the export is killed, and the reason is the error. The export of
+    /// an image never ends while a part of the image is on no OSD.
     pub fn rbd_read<T: Send>(
         &self,
         image: &str,
@@ -64,7 +66,7 @@ impl Cluster {
             });
             let ended = export.wait_unless(stop);
             if !matches!(ended, Ok(Ok(_))) {
-                // What it has said ends with it.
+                // The reader ends with the export's output.
                 let _ = export.kill();
             }
             (reader.join(), ended)
@@ -81,7 +83,7 @@ impl Cluster {
     }
 }
 
-/// The SHA-256 of everything that `input` gives, in hexadecimal.
+/// The SHA-256 of all bytes of `input`, in hexadecimal.
 pub fn checksum(input: &mut dyn Read) -> std::io::Result<String> {
     let mut hash = Sha256::new();
     let mut chunk = vec![0; CHUNK_BYTES];

@@ -1,6 +1,6 @@
-//! Commands to a cluster's monitors and its manager, through librados. The library comes with `ceph`, which is a program in Python and
-//! takes a third of a second of a core for each command. It is loaded at run time; signatures are those of `rados/librados.h`, stable
-//! since Ceph 14.
+//! Commands to a cluster's monitors and its manager, through librados. The library comes with
+//! `ceph`, a Python program that takes a third of a second of a core for each command. The library
+//! is loaded at run time; its signatures are those of `rados/librados.h`, stable since Ceph 14.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
@@ -12,8 +12,8 @@ use std::sync::OnceLock;
 use libloading::Library;
 use serde_json::Value;
 
-/// What is set beside the configuration: how long an answer may take, in seconds; and nothing is left in files, which belong to the
-/// cluster's daemons.
+/// Settings besides the configuration: limits for answers, in seconds; and no files, because the
+/// files that the configuration names belong to the cluster's daemons.
 const SETTINGS: [(&CStr, &CStr); 4] = [
     (c"client_mount_timeout", c"60"),
     (c"rados_mon_op_timeout", c"60"),
@@ -28,7 +28,8 @@ type Set = unsafe extern "C" fn(Handle, *const c_char, *const c_char) -> c_int;
 type Connect = unsafe extern "C" fn(Handle) -> c_int;
 type Shutdown = unsafe extern "C" fn(Handle);
 type Free = unsafe extern "C" fn(*mut c_char);
-/// Handle; commands and their number; input and its length; output and its length; the status' text and its length.
+/// The arguments are the handle; commands and their number; input and its length; output and its
+/// length; the status' text and its length.
 type Command = unsafe extern "C" fn(
     Handle,
     *const *const c_char,
@@ -53,11 +54,13 @@ struct Rados {
 }
 
 impl Rados {
-    /// The library; what went wrong at the first try stays so.
+    /// Loads the library once. If the first attempt fails, its error is returned for all later
+    /// ones.
     fn load() -> Result<&'static Rados, String> {
         static RADOS: OnceLock<Result<Rados, String>> = OnceLock::new();
         let load = || {
-            // SAFETY: Ceph's library has no initialisers that depend on anything of this process. It is never unloaded: it keeps threads.
+            // SAFETY: Ceph's library has no initialisers that depend on anything of this process.
+            // The library is never unloaded, because it keeps threads.
             let library = Box::leak(Box::new(unsafe { Library::new("librados.so.2") }?));
             // SAFETY: each symbol has the type that the library's header declares.
             unsafe {
@@ -78,7 +81,7 @@ impl Rados {
     }
 }
 
-/// Who gets a command.
+/// The receiver of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum To {
     Monitor,
@@ -102,10 +105,10 @@ impl Client {
         // SAFETY: a created handle and C strings.
         check("rados_conf_read_file", unsafe { (rados.read_file)(handle, path.as_ptr()) })?;
         for (option, value) in SETTINGS {
-            // SAFETY: as above.
+            // SAFETY: a created handle and C strings.
             check("rados_conf_set", unsafe { (rados.set)(handle, option.as_ptr(), value.as_ptr()) })?;
         }
-        // SAFETY: as above.
+        // SAFETY: a created handle.
         check("rados_connect", unsafe { (rados.connect)(handle) })?;
         Ok(client)
     }
@@ -133,12 +136,12 @@ impl Client {
                 &raw mut status_len,
             )
         };
-        // SAFETY: the library returned both buffers with these lengths, and nobody has freed them.
+        // SAFETY: the library returned both buffers with these lengths, and nothing has freed them.
         let (out, status) = unsafe { (self.take(out, out_len), self.take(status, status_len)) };
         check(status.trim(), result).map(|()| out)
     }
 
-    /// The text of a buffer, which is freed.
+    /// Returns the text of a buffer, and frees the buffer.
     ///
     /// # Safety
     /// The buffer comes from this library, with its length, and is null or was not freed yet.
@@ -149,7 +152,7 @@ impl Client {
         // SAFETY: the caller's promise.
         let bytes = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), len) };
         let text = String::from_utf8_lossy(bytes).into_owned();
-        // SAFETY: as above, and nothing refers to it any more.
+        // SAFETY: the caller's promise, and nothing refers to the buffer any more.
         unsafe { (self.rados.free)(buffer) };
         text
     }
@@ -162,7 +165,8 @@ impl Drop for Client {
     }
 }
 
-/// Sends one command to the cluster with the configuration `conf`; returns its output, or what was tried and why it failed.
+/// Sends one command to the cluster with the configuration `conf`; returns the command's output.
+/// The error says what was tried and why it failed.
 pub(super) fn send(conf: &Path, to: To, command: &Value) -> Result<String, String> {
     Client::connect(conf)?.ask(to, command)
 }

@@ -1,4 +1,5 @@
-//! Throw-away real Ceph clusters: monitor, manager and OSDs on files, on the loopback interface or in a network of their own.
+//! Throw-away clusters of real Ceph: monitor, manager and OSDs on files, on the loopback interface
+//! or in a network of their own.
 
 mod config;
 mod health;
@@ -40,21 +41,23 @@ use crate::scratch::Scratch;
 
 /// Longest wait for a new cluster to be active+clean.
 const UP_TIMEOUT: Duration = Duration::from_secs(180);
-/// Longest run of one Ceph command.
+/// Longest run of one Ceph command, in seconds.
 const COMMAND_TIMEOUT_S: u32 = 60;
-/// Longest run of one in a guest, which is slower.
+/// Longest run of one Ceph command in a guest, in seconds; guests are slower.
 const GUEST_COMMAND_TIMEOUT_S: u32 = 180;
-/// Most OSDs in a cluster: more would measure the machine, not Ceph.
+/// Most OSDs in a cluster: with more, the machine would be measured and not Ceph.
 pub const OSDS_MAX: u32 = 16;
-/// Size of an OSD's file, unless another one is asked for; it is sparse.
+/// Size of an OSD's file in bytes, unless another size is asked for; the file is sparse.
 const OSD_BYTES: u64 = 10 << 30;
-/// Monitor ports are picked from here, below the range that Linux gives to outgoing connections.
+/// Monitor ports are taken from this range, below the range that Linux gives to outgoing
+/// connections.
 const PORTS: std::ops::Range<u16> = 20_000..30_000;
 
-/// Names the configuration of the cluster that the tests share.
+/// Environment variable with the path of the configuration of the cluster that tests share.
 const SHARED: &str = "TIDEPOOL_TEST_CLUSTER";
 
-/// The pool of a new cluster, and its placement groups.
+/// The pool of a new cluster, and the number of its placement groups: in general, and in a prompt
+/// cluster with one OSD.
 const POOL: &str = "rbd";
 const POOL_GROUPS: u32 = 32;
 const POOL_GROUPS_PROMPT: u32 = 8;
@@ -71,34 +74,38 @@ const PROGRAMS: [(&str, &str); 8] = [
     ("monmaptool", "ceph-base"),
 ];
 
-/// What a cluster looks like.
+/// The options of a cluster.
 #[derive(Debug, Clone)]
 pub struct ClusterOptions {
     /// Parent of the cluster's directory; [`crate::scratch::parent`] by default.
     pub parent: Option<PathBuf>,
-    /// The OSDs, by what each keeps its data on.
+    /// What each OSD keeps its data on, by the OSD's number.
     pub stores: Vec<Store>,
     /// Copies of each object.
     pub replicas: u32,
-    /// The monitor's port (v1; v2 is the next one); a free one by default.
+    /// The monitor's port (v1; v2 is the next one); a free port by default.
     pub port: Option<u16>,
-    /// Clients and daemons authenticate.
+    /// Whether clients and daemons authenticate.
     pub cephx: bool,
-    /// The servers of a cluster that has a network of its own; by default it is on the loopback interface.
+    /// The servers of a cluster with a network of its own; without them the cluster is on the
+    /// loopback interface.
     pub servers: Option<Servers>,
-    /// Their network, if it is there already: with guests in it, for example. Otherwise it is made.
+    /// The servers' network, if it exists already, for example with guests in it. Otherwise it is
+    /// made.
     pub network: Option<Arc<Network>>,
-    /// OSDs that run in guests, by their numbers. Their stores are on disks of the guest.
+    /// OSDs that run in guests, by the OSD's number. Their stores are on disks of the guest.
     pub guests: BTreeMap<u32, InGuest>,
-    /// That network has a second host for clients, which is called `peer`.
+    /// Whether the network has a second host for clients, which is called `peer`.
     pub peer: bool,
-    /// How long each packet is on its way from one node of the network to another.
+    /// Time that each packet takes from one node of the network to another.
     pub delay: Option<Duration>,
-    /// The monitor decides at once, instead of once a second, dead clients are soon forgotten, and the pool of a single OSD
-    /// has few placement groups: for tests, which measure nothing.
+    /// Whether the monitor decides at once instead of once a second, dead clients are soon
+    /// forgotten, and the pool of a single OSD has few placement groups: for tests, which measure
+    /// nothing.
     pub prompt: bool,
-    /// With a manager, which counts what pools hold: without it no quota is enforced, and nothing gets full. A cluster of several OSDs
-    /// has one in any case: it alone tells when all copies are in their places.
+    /// Whether there is a manager. The manager counts what pools hold: without it no quota is
+    /// enforced, and nothing gets full. A cluster of several OSDs has a manager in any case: only
+    /// the manager reports when all copies are in their places.
     pub manager: bool,
     /// Lines added to `[global]` of the configuration.
     pub extra: Vec<String>,
@@ -107,9 +114,9 @@ pub struct ClusterOptions {
 /// The guest that an OSD runs in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InGuest {
-    /// The program `tidepool`, by which commands get into it.
+    /// The program `tidepool`, which runs commands in the guest.
     pub program: PathBuf,
-    /// Its address in the cluster's network.
+    /// The guest's address in the cluster's network.
     pub address: Ipv4Addr,
 }
 
@@ -134,12 +141,12 @@ impl Default for ClusterOptions {
 }
 
 impl ClusterOptions {
-    /// The default for a test: everything about the cluster is done as soon as it can be, and nothing is counted.
+    /// The default for a test: the cluster does everything as soon as possible, and has no manager.
     pub fn for_tests() -> ClusterOptions {
         ClusterOptions { prompt: true, manager: false, ..ClusterOptions::default() }
     }
 
-    /// So many OSDs on files.
+    /// A cluster with this number of OSDs on files.
     pub fn with_osds(osds: usize) -> ClusterOptions {
         ClusterOptions { stores: vec![Store::File(OSD_BYTES); osds], ..ClusterOptions::default() }
     }
@@ -148,24 +155,24 @@ impl ClusterOptions {
 /// Why a cluster could not be had or used.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// Programs are missing.
+    /// Programs of Ceph are missing.
     #[error(
         "Ceph's programs are not installed here ({programs} not found); on Debian: apt-get install {packages}"
     )]
     Missing {
-        /// Those not found, separated by commas.
+        /// The missing programs, separated by commas.
         programs: String,
-        /// The packages that bring them, separated by spaces.
+        /// The packages with these programs, separated by spaces.
         packages: String,
     },
-    /// The options make no sense.
+    /// The numbers of OSDs and replicas are not possible.
     #[error(
         "a cluster of {osds} OSDs with {replicas} replicas is not possible: use 1 to {OSDS_MAX} OSDs and no more replicas than OSDs"
     )]
     Shape {
-        /// As asked for.
+        /// OSDs that were asked for.
         osds: u32,
-        /// As asked for.
+        /// Replicas that were asked for.
         replicas: u32,
     },
     /// A command failed.
@@ -173,44 +180,44 @@ pub enum ClusterError {
     Command {
         /// The command line.
         command: String,
-        /// How it ended.
+        /// How the command ended.
         status: String,
-        /// The last lines of its error output.
+        /// The last lines of the command's error output.
         stderr: String,
     },
     /// A daemon ended.
     #[error("{daemon} ended with {status}: {log}")]
     Ended {
-        /// Which.
+        /// The daemon.
         daemon: String,
-        /// How.
+        /// How the daemon ended.
         status: String,
-        /// The last lines of its output.
+        /// The reason that the daemon's output gives, or else the output's last lines.
         log: String,
     },
     /// The cluster did not become healthy in time.
     #[error("the cluster was not active+clean after {seconds} s; its last state: {state}")]
     NotUp {
-        /// How long was waited.
+        /// Seconds until the wait was given up.
         seconds: u64,
-        /// The last output of `ceph pg stat`.
+        /// The last state: the output of `ceph pg stat`, or why there is none.
         state: String,
     },
-    /// A file, directory, port or process could not be had.
+    /// An operation on a file, directory, port or process failed.
     #[error("{what}: {source}")]
     Io {
         /// What was tried.
         what: String,
-        /// Why it failed.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// There is no network for it.
+    /// The cluster has no network, or the network cannot be made.
     #[error("{0}")]
     Network(NetworkError),
-    /// No OSD of that number.
+    /// The cluster has no running OSD of that number.
     #[error("the cluster has no running OSD {0}")]
     NoOsd(u32),
-    /// The cluster was joined: others use it.
+    /// The cluster was joined: others use its daemons.
     #[error("the cluster is shared: its daemons are not this program's to stop")]
     Joined,
 }
@@ -221,21 +228,21 @@ fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> ClusterError {
     move |source| ClusterError::Io { what, source }
 }
 
-/// A running cluster with a pool for images. Dropping it ends its daemons and removes its directory; a cluster that was joined
-/// stays, without the pool.
+/// A running cluster with a pool for images. Dropping it ends the daemons and removes the cluster's
+/// directory. A cluster that was joined runs on; dropping this value removes only the pool from it.
 #[derive(Debug)]
 pub struct Cluster {
     // Fields drop in this order: OSDs first, the directory last.
     osds: Vec<Option<Process>>,
     manager: Option<Process>,
-    /// The cluster that the pool is in, if it goes with this one.
+    /// The cluster that the pool is in, if it has to run as long as this value exists.
     _host: Option<Arc<Cluster>>,
     /// `None` in a cluster that was joined.
     monitor: Option<Process>,
     pool: String,
-    /// Keeps its ports from other clusters of this machine that are about to come up.
+    /// Keeps these ports from other clusters of this machine that are about to come up.
     _port: Option<UnixListener>,
-    /// With the server of each OSD.
+    /// The network, with the server of each OSD.
     network: Option<(Arc<Network>, Servers)>,
     guests: BTreeMap<u32, InGuest>,
     conf: PathBuf,
@@ -244,7 +251,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Fails with [`ClusterError::Missing`], naming what is missing, unless all of Ceph's programs are here.
+    /// Checks that all of Ceph's programs are here; else fails with [`ClusterError::Missing`],
+    /// which names those that are missing.
     pub fn available() -> Result<(), ClusterError> {
         let missing: Vec<_> =
             PROGRAMS.iter().filter(|(program, _)| process::find(program).is_none()).collect();
@@ -257,7 +265,7 @@ impl Cluster {
         Err(ClusterError::Missing { programs: programs.join(", "), packages: packages.join(" ") })
     }
 
-    /// Brings a cluster up and waits until all of its placement groups are active+clean.
+    /// Brings a cluster up, and waits until all of its placement groups are active+clean.
     pub fn up(options: &ClusterOptions) -> Result<Cluster, ClusterError> {
         Cluster::available()?;
         let osds = u32::try_from(options.stores.len()).unwrap_or(u32::MAX);
@@ -309,21 +317,22 @@ impl Cluster {
         for number in 0..osds {
             cluster.osd_add(number, &options.stores[number as usize])?;
         }
-        // Several OSDs each get their share only where there are many groups.
+        // With several OSDs, each OSD gets its share only if there are many groups.
         let few = options.prompt && osds == 1;
         cluster.pool_create(if few { POOL_GROUPS_PROMPT } else { POOL_GROUPS })?;
-        // A client that finds no OSD looks for one again after five seconds only.
+        // A client that finds no OSD looks for an OSD again only after five seconds.
         cluster.wait_active()?;
         cluster.pool_init()?;
         cluster.wait_clean()?;
         Ok(cluster)
     }
 
-    /// A pool of its own in the cluster that all tests share; where there is none, in one that the tests of this process share. For
-    /// tests that stop no daemon of the cluster and change nothing that other pools see. Clients authenticate.
+    /// A pool of its own for a test, in the cluster that all tests share; if there is none, in a
+    /// cluster that the tests of this process share. For tests that stop no daemon of the cluster
+    /// and change nothing that other pools see. Clients authenticate.
     ///
     /// # Errors
-    /// When there is no cluster to be had.
+    /// When no cluster can be used or brought up.
     pub fn for_test() -> Result<Cluster, ClusterError> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         static OWN: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
@@ -340,8 +349,9 @@ impl Cluster {
         Cluster::join(host.conf(), &pool, Some(host.clone()))
     }
 
-    /// Makes a pool of its own, with one placement group, in a running cluster whose configuration is at `conf`; `host` is kept
-    /// as long. The cluster's daemons cannot be stopped through what this returns. Dropping it removes the pool.
+    /// Makes a pool with one placement group in a running cluster whose configuration is at `conf`.
+    /// The returned value keeps `host`. The cluster's daemons cannot be stopped through the
+    /// returned value. Dropping it removes the pool.
     ///
     /// # Errors
     /// When the cluster does not answer, or has a pool of that name.
@@ -397,12 +407,13 @@ impl Cluster {
         format!("rbd:{}/{image}?conf={}", self.pool, self.conf.display())
     }
 
-    /// The path of its ceph.conf.
+    /// The path of the cluster's ceph.conf.
     pub fn conf(&self) -> &Path {
         &self.conf
     }
 
-    /// Its directory.
+    /// The cluster's directory; for a cluster that was joined, the directory of the clients'
+    /// configuration.
     pub fn dir(&self) -> &Path {
         self.scratch.path()
     }
@@ -417,7 +428,8 @@ impl Cluster {
         self.command("rados", &[&["-p", &self.pool], arguments].concat())
     }
 
-    /// Runs `rbd` with `arguments`, which mean images of the pool unless they name another one, and returns its output.
+    /// Runs `rbd` with `arguments` and returns its output. Images in `arguments` are in the
+    /// cluster's pool unless another pool is named.
     pub fn rbd(&self, arguments: &[&str]) -> Result<String, ClusterError> {
         self.command("rbd", arguments)
     }
@@ -427,15 +439,15 @@ impl Cluster {
         self.network.as_ref().map(|(network, _)| network.as_ref())
     }
 
-    /// Makes `command` start where clients are: in the client's namespace, if the cluster has a network. Clients elsewhere
-    /// cannot reach such a cluster.
+    /// Makes `command` start in the clients' namespace, if the cluster has a network. Clients
+    /// elsewhere cannot reach such a cluster.
     pub fn as_client(&self, command: &mut Command) {
         if let Some(network) = self.network() {
             network.client().namespace().enter(command);
         }
     }
 
-    /// Sends a command from where clients are, as `ceph` would; returns its output.
+    /// Sends a command from the clients' namespace, as `ceph` would; returns the output.
     fn tell(&self, to: To, command: &Value) -> Result<String, ClusterError> {
         let send = || librados::send(&self.conf, to, command);
         let result = match self.network() {
@@ -460,8 +472,9 @@ impl Cluster {
         Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_string())
     }
 
-    /// Makes a client `client.NAME` with the given capabilities (pairs such as `("osd", "allow rwx pool=rbd")`) and puts its
-    /// key into the cluster's keyring, so that `id=NAME` works. It takes effect on clusters with cephx.
+    /// Makes a client `client.NAME` with the given capabilities (pairs such as
+    /// `("osd", "allow rwx pool=rbd")`) and puts the client's key into the cluster's keyring, so
+    /// that `id=NAME` works. The capabilities take effect on clusters with cephx.
     pub fn client_add(&self, name: &str, capabilities: &[(&str, &str)]) -> Result<(), ClusterError> {
         let entity = format!("client.{name}");
         let mut arguments = vec!["auth", "get-or-create", &entity];
@@ -488,12 +501,12 @@ impl Cluster {
         running.map(|(number, pid)| self.scratch.join(format!("osd.{number}.{pid}.asok"))).collect()
     }
 
-    /// Stops OSD `number` in its tracks (SIGSTOP): it answers nothing, and its connections stay open.
+    /// Stops OSD `number` (SIGSTOP): it answers nothing, and its connections stay open.
     pub fn osd_stop(&self, number: u32) -> Result<(), ClusterError> {
         self.osd(number)?.stop().map_err(io("cannot stop the OSD"))
     }
 
-    /// Lets a stopped OSD go on (SIGCONT).
+    /// Continues a stopped OSD (SIGCONT).
     pub fn osd_continue(&self, number: u32) -> Result<(), ClusterError> {
         self.osd(number)?.signal(Signal::CONT).map_err(io("cannot continue the OSD"))
     }
@@ -515,12 +528,12 @@ impl Cluster {
         Ok(())
     }
 
-    /// Stops the monitor in its tracks (SIGSTOP).
+    /// Stops the monitor (SIGSTOP).
     pub fn monitor_stop(&self) -> Result<(), ClusterError> {
         self.monitor()?.stop().map_err(io("cannot stop the monitor"))
     }
 
-    /// Lets a stopped monitor go on (SIGCONT).
+    /// Continues a stopped monitor (SIGCONT).
     pub fn monitor_continue(&self) -> Result<(), ClusterError> {
         self.monitor()?.signal(Signal::CONT).map_err(io("cannot continue the monitor"))
     }
@@ -529,7 +542,9 @@ impl Cluster {
         self.monitor.as_ref().ok_or(ClusterError::Joined)
     }
 
-    /// Waits until every placement group is active+clean, which a cluster of one OSD is as soon as it answers.
+    /// Waits until every placement group is active+clean. A cluster that was brought up without a
+    /// manager has one OSD: its placement groups are active+clean as soon as this OSD is active.
+    /// For a cluster that was joined, there is no wait.
     pub fn wait_clean(&mut self) -> Result<(), ClusterError> {
         self.wait_active()?;
         if self.manager.is_none() {
@@ -537,13 +552,13 @@ impl Cluster {
         }
         let stat = json!({ "prefix": "pg stat", "format": "json", "target": ["mon-mgr", ""] });
         self.wait_until(Duration::from_millis(200), |cluster| {
-            // A command for the manager that comes before that is ready may get no answer.
+            // A command that reaches the manager before the manager is ready may get no answer.
             let state = cluster.tell(To::Manager, &stat).unwrap_or_else(|error| error.to_string());
             if all_clean(&state) { Ok(()) } else { Err(state) }
         })
     }
 
-    /// Waits until every OSD takes part.
+    /// Waits until every running OSD is active.
     fn wait_active(&mut self) -> Result<(), ClusterError> {
         self.wait_until(Duration::from_millis(50), |cluster| {
             let active = cluster.osd_sockets().iter().all(|socket| is_active(socket));
@@ -551,7 +566,8 @@ impl Cluster {
         })
     }
 
-    /// Looks every `pause` whether the cluster is ready; `ready` says what it is instead. An OSD that has ended is an error.
+    /// Checks every `pause` whether the cluster is ready; if it is not, `ready` returns its state.
+    /// An OSD that has ended is an error.
     fn wait_until(
         &mut self,
         pause: Duration,
@@ -568,10 +584,10 @@ impl Cluster {
         }
     }
 
-    /// Looks whether all OSDs that were started still run.
+    /// Checks that all OSDs that were started still run.
     ///
     /// # Errors
-    /// One has ended.
+    /// An OSD has ended.
     pub fn check_osds(&self) -> Result<(), ClusterError> {
         for (number, osd) in self.osds.iter().enumerate() {
             if let Some(status) = osd.as_ref().and_then(|osd| osd.ended().ok().flatten()) {
@@ -599,7 +615,8 @@ impl Cluster {
                 .map_err(io("cannot make the OSD's directory"))?;
         }
         self.tell(To::Monitor, &json!({ "prefix": "osd new", "uuid": uuid, "id": number }))?;
-        // The same uuid in both places: otherwise the OSD starts and is never marked up.
+        // The uuid must be the same in both places: otherwise the OSD starts and is never marked
+        // up.
         let arguments = ["-i", &name, "--mkfs", "--osd-uuid", &uuid];
         match self.in_guest(number) {
             None => drop(self.command("ceph-osd", &arguments)?),
@@ -633,7 +650,9 @@ impl Cluster {
         Some(network.servers()[servers.of(number) as usize].namespace())
     }
 
-    /// How commands get into the guest of an OSD, if that is in one. What it says of itself there is to be had here as if it were here.
+    /// How commands get into the guest of an OSD; `None` if the OSD is in no guest. The OSD's admin
+    /// socket in the guest then also exists here, under the name that it would have for an OSD on
+    /// this machine.
     fn in_guest(&self, number: u32) -> Option<Prefix> {
         let guest = self.guests.get(&number)?;
         let here = self.scratch.join(format!("osd.{number}.{PID}.asok"));
@@ -650,7 +669,7 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         if self.monitor.is_none() {
             let pool = &self.pool;
-            // The cluster may be gone by now, and the pool goes with it.
+            // The cluster may be gone by now, and the pool with it.
             let _ = self.tell(
                 To::Monitor,
                 &json!({ "prefix": "osd pool delete", "pool": pool, "pool2": pool, "yes_i_really_really_mean_it": true }),
@@ -659,12 +678,12 @@ impl Drop for Cluster {
     }
 }
 
-/// Whether the OSD with this admin socket takes part in the cluster.
+/// Whether the OSD with this admin socket is active in the cluster.
 fn is_active(socket: &Path) -> bool {
     socket::ask(socket, "status").is_ok_and(|status| status["state"] == "active")
 }
 
-/// Starts a daemon in the foreground, its output in a file of the cluster's directory.
+/// Starts a daemon in the foreground, with its output in a file of the cluster's directory.
 fn start(
     conf: &Path,
     dir: &Path,
@@ -685,7 +704,7 @@ fn start(
     Process::spawn(command).map_err(io(format!("cannot start {program}")))
 }
 
-/// Runs a command to its end; its failure is an error that carries the end of its error output.
+/// Runs a command to its end. A failure is an error with the end of the command's error output.
 fn run(command: &mut Command) -> Result<Output, ClusterError> {
     let line = command
         .get_args()
@@ -699,13 +718,13 @@ fn run(command: &mut Command) -> Result<Output, ClusterError> {
     Err(ClusterError::Command { command: line, status: output.status.to_string(), stderr })
 }
 
-/// The last three lines of a text, joined to one.
+/// The last three lines of a text that are not empty, joined to one line.
 fn last_lines(text: &str) -> String {
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     lines[lines.len().saturating_sub(3)..].join(" / ")
 }
 
-/// What a daemon of Ceph's has said when it ended: the reason that it gives, or else its last lines.
+/// Why a daemon of Ceph ended: the reason in its output, or else the output's last lines.
 fn last_words(log: &Path) -> String {
     let text = fs::read_to_string(log).unwrap_or_default();
     let why =
@@ -728,8 +747,9 @@ fn all_clean(stat: &str) -> bool {
     total > 0 && clean == total
 }
 
-/// A port that is free, as is the next one, and stays so as long as what comes with it: an abstract socket, which goes with its
-/// process and whose name is taken where the port is.
+/// A port that is free, as is the next one, and an abstract socket that reserves both ports. The
+/// socket's name contains the port, and is taken in the same network namespace as the port. The
+/// socket ends with its process.
 fn free_port() -> Result<(u16, UnixListener), ClusterError> {
     let first = u64::from(std::process::id()) * 2;
     let count = u64::from(PORTS.end - PORTS.start);

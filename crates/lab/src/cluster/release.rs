@@ -1,14 +1,16 @@
-//! Which release of Ceph is installed.
+//! The release of Ceph that is installed.
 
 use std::process::{Command, Stdio};
 
-/// The number of the release of Ceph's OSDs that are installed here, such as 16.
+/// The release of Ceph whose OSDs are installed on this machine, such as 16; `None` if there are
+/// none.
 pub fn release() -> Option<u32> {
     let output = Command::new("ceph-osd").arg("--version").stdin(Stdio::null()).output().ok()?;
     release_in(&String::from_utf8_lossy(&output.stdout))
 }
 
-/// The number of the release in what a program of Ceph says of its version: `ceph version 16.2.15 (…) pacific (stable)`.
+/// The release in the version that a program of Ceph prints:
+/// `ceph version 16.2.15 (…) pacific (stable)`.
 pub(crate) fn release_in(told: &str) -> Option<u32> {
     told.strip_prefix("ceph version ")?.split(['.', ' ']).next()?.parse().ok()
 }

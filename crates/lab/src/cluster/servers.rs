@@ -1,4 +1,4 @@
-//! Which server carries which OSD.
+//! The server of each OSD.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -6,17 +6,18 @@ use std::time::Duration;
 use super::ClusterError;
 use crate::network::{Network, NetworkError};
 
-/// The servers of a cluster whose nodes have a network.
+/// The servers of a cluster that has a network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Servers {
-    /// How many.
+    /// Number of servers.
     pub count: u32,
-    /// The server of each OSD, by its number. OSDs beyond the end of the list go round the servers.
+    /// The server of each OSD, by the OSD's number. OSDs beyond the end of the list are assigned to
+    /// the servers in turn.
     pub of_osds: Vec<u32>,
 }
 
 impl Servers {
-    /// So many servers, with the OSDs dealt round.
+    /// `count` servers, with OSDs assigned to them in turn.
     pub fn new(count: u32) -> Servers {
         Servers { count, of_osds: Vec::new() }
     }
@@ -26,7 +27,8 @@ impl Servers {
         self.of_osds.get(osd as usize).copied().unwrap_or(osd % self.count.max(1))
     }
 
-    /// Makes their network, in which packets take so long from node to node, perhaps with a second host for clients.
+    /// Makes the servers' network, with a second host for clients if `peer` is true. With a
+    /// `delay`, packets take that long from node to node.
     pub(crate) fn network(&self, peer: bool, delay: Option<Duration>) -> Result<Network, ClusterError> {
         if let Some(&wrong) = self.of_osds.iter().find(|&&server| server >= self.count) {
             return Err(ClusterError::Network(NetworkError::NoServer(wrong)));
@@ -34,12 +36,13 @@ impl Servers {
         Network::up(self.count, peer, delay).map_err(ClusterError::Network)
     }
 
-    /// The line of an OSD's section in ceph.conf that tells Ceph where it is.
+    /// The line in an OSD's section of ceph.conf that tells Ceph the OSD's place.
     pub(super) fn location(&self, osd: u32) -> String {
         format!("crush location = root=default host=node{}\n", self.of(osd))
     }
 
-    /// Whether the first `osds` OSDs are on so many servers that each copy of an object can be on another one.
+    /// Whether the first `osds` OSDs are on so many servers that each copy of an object can be on a
+    /// different server.
     pub(super) fn separate(&self, osds: u32, replicas: u32) -> bool {
         let used: BTreeSet<u32> = (0..osds).map(|osd| self.of(osd)).collect();
         used.len() >= replicas as usize

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// Longest wait for an answer of a daemon.
+/// Longest wait for a daemon's answer.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Largest answer, in bytes; a dump of an OSD's counters has some 100 KiB.
+/// Largest answer, in bytes; the counters of an OSD have some 100 KiB.
 const ANSWER_BYTES_MAX: u32 = 16 << 20;
 
-/// Asks a daemon of Ceph through its admin socket: the command in JSON and a zero byte; the answer follows its length in
-/// four bytes, the most significant first (Ceph's `admin_socket.cc`).
+/// Sends a command to a daemon of Ceph through the daemon's admin socket; returns the answer. The
+/// request is the command in JSON and a zero byte. The answer follows its length in four bytes, the
+/// most significant first (Ceph's `admin_socket.cc`).
 pub(crate) fn ask(socket: &Path, command: &str) -> io::Result<Value> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(LIMIT))?;

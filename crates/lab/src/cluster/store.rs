@@ -1,4 +1,4 @@
-//! What an OSD keeps its data on.
+//! The store of an OSD's data.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// Where an OSD keeps its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Store {
-    /// BlueStore on a sparse file of so many bytes in the cluster's directory.
+    /// BlueStore on a sparse file of this many bytes in the cluster's directory.
     File(u64),
     /// BlueStore on devices, or on files that stand for them.
     BlueStore {
@@ -16,7 +16,8 @@ pub enum Store {
         db: Option<PathBuf>,
         /// The database's log (WAL).
         wal: Option<PathBuf>,
-        /// The media turns. Ceph is told, because it takes a file for whatever its filesystem lies on.
+        /// Whether the media is rotational. Ceph gets it as a setting, because Ceph takes a file
+        /// for what the file's filesystem is on.
         rotational: bool,
     },
     /// FileStore on a filesystem, with its journal.
@@ -30,11 +31,13 @@ pub enum Store {
     },
 }
 
-/// Shards of an OSD's queue and threads of each as Ceph has them for SSDs (`osd_op_num_shards_ssd`, `osd_op_num_threads_per_shard_ssd`).
+/// Ceph's numbers for SSDs: the shards of an OSD's queue, and the threads of each shard
+/// (`osd_op_num_shards_ssd`, `osd_op_num_threads_per_shard_ssd`).
 pub(crate) const SSD_OP_SHARDS: [u32; 2] = [8, 2];
 
-/// Options of BlueStore's database: buffers of 16 MiB, as Ceph has them since 18, and a log of 64 MiB, since SSDs are small here. With
-/// those of Ceph 16 (256 MiB and 1 GiB) the log has 281 MiB from the start, and is on the disk where the SSD's part has less.
+/// Options of BlueStore's database: buffers of 16 MiB, as in Ceph since 18, and a log of 64 MiB,
+/// because SSDs are small here. With the options of Ceph 16 (256 MiB and 1 GiB) the log has 281 MiB
+/// from the start, and is on the disk if the SSD's part is smaller.
 const DATABASE: &str = "write_buffer_size=16777216,max_total_wal_size=67108864";
 
 impl Store {
@@ -58,7 +61,7 @@ impl Store {
                 line(format!("bluestore debug enforce settings = {media}"));
                 line(format!("bluestore rocksdb options annex = {DATABASE}"));
                 if !rotational {
-                    // An OSD takes each file for a disk that turns, and has five threads for that.
+                    // An OSD takes each file for a rotational disk, for which it has five threads.
                     let [shards, threads] = SSD_OP_SHARDS;
                     line(format!("osd op num shards = {shards}"));
                     line(format!("osd op num threads per shard = {threads}"));

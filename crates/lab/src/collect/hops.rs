@@ -1,4 +1,4 @@
-//! Where the time of a request goes inside Ceph: the counters of its OSDs, before and after.
+//! Time of a request inside Ceph: counters of the OSDs before and after a measurement.
 
 use std::io;
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::cluster::socket::ask;
 
-/// The counters that are looked at: section and name in `perf dump`, and what their time is.
+/// The counters that are read: section and name in `perf dump`, and the hop that they measure.
 const STAGES: [(&str, &str, Hop); 16] = [
     ("osd", "op_r_latency", Hop::OsdRead),
     ("osd", "op_w_latency", Hop::OsdWrite),
@@ -23,76 +23,76 @@ const STAGES: [(&str, &str, Hop); 16] = [
     ("bluestore", "kv_flush_lat", Hop::KvFlush),
     ("bluestore", "kv_sync_lat", Hop::KvSync),
     ("bluestore", "commit_lat", Hop::StoreCommit),
-    // The same in later releases.
+    // Name of this counter in later releases.
     ("bluestore", "txc_commit_lat", Hop::StoreCommit),
     ("filestore", "journal_latency", Hop::Journal),
     ("filestore", "queue_transaction_latency_avg", Hop::JournalQueue),
     ("filestore", "apply_latency", Hop::Apply),
 ];
 
-/// A part of a request's way.
+/// A part of a request's path inside Ceph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Hop {
-    /// All of a read inside its OSD.
+    /// A whole read inside its OSD.
     OsdRead,
-    /// All of a write inside its OSD, the replicas included.
+    /// A whole write inside its OSD, including its replicas.
     OsdWrite,
-    /// Waiting in the OSD's queue.
+    /// Wait in the OSD's queue.
     OsdQueue,
-    /// A write in a replica's OSD.
+    /// A write in the OSD of a replica.
     Replica,
-    /// Reading from BlueStore.
+    /// Read from BlueStore.
     StoreRead,
-    /// Waiting for the data device in BlueStore.
+    /// Wait for the data device in BlueStore.
     DataDevice,
-    /// BlueStore prepares a write.
+    /// Preparation of a write in BlueStore.
     StorePrepare,
-    /// Waiting for BlueStore's thread that commits.
+    /// Wait for BlueStore's thread that commits.
     KvQueue,
-    /// Until BlueStore's database has committed a write.
+    /// Commit of a write by BlueStore's database.
     KvCommit,
-    /// The data device is flushed before such a commit: what was written there later than it was acknowledged is to be safe before the
-    /// database forgets it.
+    /// Flush of the data device before such a commit. Data that reached the device after it was
+    /// acknowledged must be safe before the database forgets it.
     KvFlush,
-    /// One commit of BlueStore's database, of as many writes as have come together.
+    /// One commit of BlueStore's database, for all writes that were collected until then.
     KvSync,
-    /// All of a write in BlueStore.
+    /// A whole write in BlueStore.
     StoreCommit,
-    /// Until a write is in FileStore's journal.
+    /// Time until a write is in FileStore's journal.
     Journal,
-    /// Waiting for room in FileStore's journal.
+    /// Wait for room in FileStore's journal.
     JournalQueue,
-    /// Until FileStore has applied a write to its filesystem.
+    /// Time until FileStore has applied a write to its file system.
     Apply,
 }
 
-/// How often a part of the way was gone in a run, and how long it took.
+/// How often a hop was passed in a run, and how long it took.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Stage {
-    /// Which part.
+    /// The hop.
     pub hop: Hop,
-    /// How often.
+    /// Number of times it was passed.
     pub count: u64,
-    /// Mean, in microseconds.
+    /// Mean time in microseconds.
     pub mean_us: f64,
 }
 
-/// Counters of all OSDs at a moment.
+/// Counters of all OSDs at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct Counters(Vec<Value>);
 
 impl Counters {
-    /// Asks the OSDs behind these admin sockets.
+    /// Reads the counters of the OSDs with these admin sockets.
     ///
     /// # Errors
-    /// When one does not answer.
+    /// If an OSD does not answer.
     pub fn now<'a>(sockets: impl IntoIterator<Item = &'a Path>) -> io::Result<Counters> {
         let dumps = sockets.into_iter().map(|socket| ask(socket, "perf dump"));
         Ok(Counters(dumps.collect::<io::Result<_>>()?))
     }
 
-    /// Counters of several OSDs as one.
+    /// The counters of several OSDs together.
     pub fn joined(all: Vec<Counters>) -> Counters {
         Counters(all.into_iter().flat_map(|counters| counters.0).collect())
     }
@@ -102,7 +102,7 @@ impl Counters {
         self.0.iter().filter_map(|osd| osd[section][name].as_u64()).sum()
     }
 
-    /// What happened since `before`, over all OSDs.
+    /// Count and mean time of each hop since `before`, over all OSDs.
     pub fn since(&self, before: &Counters) -> Vec<Stage> {
         let stage = |&(section, name, hop): &(&str, &str, Hop)| {
             let (mut count, mut seconds) = (0u64, 0.0);

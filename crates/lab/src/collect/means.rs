@@ -1,7 +1,8 @@
-//! What a measurement used on average: processors, memory and network.
+//! Mean use of processors, memory and network by a measurement.
 //!
-//! Each second counts for as long as it was, from the begin of the window to its end, and the first one is no worse than the others. Memory
-//! is the proportional set size, so that pages which processes share are in no sum twice.
+//! Each sample is weighted by its length, from the beginning of the window to its end; the first
+//! sample is treated like the others. Memory is the proportional set size, so that pages shared by
+//! processes are counted once.
 
 use std::collections::BTreeMap;
 
@@ -10,23 +11,23 @@ use serde::Serialize;
 use super::{Class, Sample};
 use crate::machine::Machine;
 
-/// Means of all that is looked at.
+/// Means of all resources.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Means {
     /// Processor time.
     pub cpu: Parts,
-    /// Memory. None where that of the machine was not recorded.
+    /// Memory. None if the memory of the machine was not recorded.
     pub memory: Option<Parts>,
-    /// What each node has carried, or where there is no network of nodes each interface of the machine.
+    /// Traffic of each node, or of each interface of the machine if there is no network of nodes.
     pub network: BTreeMap<String, Flow>,
     /// The busiest thread of all clients, in percent of one processor.
     pub client_thread_percent: f64,
 }
 
-/// Parts of all that the machine has, in percent.
+/// Use of a resource in percent of what the machine has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Parts {
-    /// Of everybody, what the lab has not started included.
+    /// Of everything on the machine, including processes that the lab did not start.
     pub total_percent: f64,
     /// Of Ceph's monitors.
     pub mon_percent: f64,
@@ -34,30 +35,30 @@ pub struct Parts {
     pub osd_percent: f64,
 }
 
-/// What a node has carried.
+/// Traffic of a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Flow {
-    /// Bits per second that went out.
+    /// Bits per second sent.
     pub sent_bits_per_s: f64,
-    /// Bits per second that came in.
+    /// Bits per second received.
     pub received_bits_per_s: f64,
 }
 
 impl Flow {
-    /// Both ways together, in bits per second.
+    /// Both directions together, in bits per second.
     pub fn total_bits_per_s(self) -> f64 {
         self.sent_bits_per_s + self.received_bits_per_s
     }
 }
 
-/// The mean of a figure over samples with their lengths.
+/// The mean of a figure over samples weighted by their lengths.
 fn mean(timed: &[(&Sample, f64)], of: impl Fn(&Sample) -> f64) -> f64 {
     let seconds: f64 = timed.iter().map(|(_, seconds)| seconds).sum();
     timed.iter().map(|(sample, seconds)| of(sample) * seconds).sum::<f64>() / seconds
 }
 
 impl Means {
-    /// Those of one measurement on this machine. None without samples.
+    /// The means of one measurement on this machine. None without samples.
     pub fn of(samples: &[Sample], machine: &Machine) -> Option<Means> {
         let begins = std::iter::once(0).chain(samples.iter().map(|sample| sample.at_ms));
         let seconds =
@@ -103,7 +104,7 @@ impl Means {
         })
     }
 
-    /// The means of several measurements, each of which counts as much. None if there are none.
+    /// The means of several measurements with equal weight. None if there are none.
     pub fn joined(all: &[Means]) -> Option<Means> {
         let count = all.len() as f64;
         let mean = |of: &dyn Fn(&Means) -> f64| all.iter().map(of).sum::<f64>() / count;

@@ -1,9 +1,9 @@
-//! What the machine does while something is measured, second by second: processors, memory, network, devices, by kind
-//! of process.
+//! What the machine does during a measurement, second by second: processors, memory, network and
+//! devices, by kind of process.
 //!
-//! Everything that this process has started is looked at, so nothing has to be announced. Processor time is counted from
-//! the start of a process, not from the second time that it is seen; memory is the proportional set size, so shared pages
-//! are counted once.
+//! All processes that this process has started are included, so that they need not be announced.
+//! Processor time is counted from the start of a process, not from the second sample that contains
+//! it. Memory is the proportional set size, so that shared pages are counted once.
 
 pub mod hops;
 mod means;
@@ -30,10 +30,10 @@ use proc::{MachineTime, Stat, Traffic};
 
 /// Time between two samples.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Samples between two looks at the memory, which the kernel has to add up page by page.
+/// Samples between two reads of memory, which the kernel adds up page by page.
 const MEMORY_EVERY: usize = 5;
 
-/// Kinds of processes.
+/// A kind of process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
@@ -47,20 +47,21 @@ pub enum Class {
     Tidepool,
     /// The iSCSI gateway.
     Gateway,
-    /// What has images on a hypervisor for clients: initiators, and other NBD servers than Tidepool's.
+    /// Programs on a hypervisor that give images to clients: initiators, and NBD servers other than
+    /// Tidepool's.
     Exporter,
-    /// Guests that OSDs are in, with all that runs in them, and what serves their disks.
+    /// Guests with OSDs and everything in them, and the programs that serve their disks.
     Guest,
-    /// What makes the load.
+    /// The load generators.
     Client,
-    /// The lab itself, with the devices that it emulates.
+    /// The lab itself, including the devices it emulates.
     Lab,
-    /// Everything else that the lab has started.
+    /// Everything else started by the lab.
     Other,
 }
 
 impl Class {
-    /// All of them.
+    /// All kinds of processes.
     pub const ALL: [Class; 10] = [
         Class::Mon,
         Class::Mgr,
@@ -74,7 +75,7 @@ impl Class {
         Class::Other,
     ];
 
-    /// Its name in results.
+    /// The name of the kind in results.
     pub fn name(self) -> &'static str {
         match self {
             Class::Mon => "mon",
@@ -99,9 +100,9 @@ impl Class {
             "ceph-osd" => Class::Osd,
             "tidepool" => Class::Tidepool,
             "tgtd" => Class::Gateway,
-            // The kernel keeps fifteen bytes of a name.
+            // The kernel keeps fifteen bytes of a process name.
             "qemu-storage-da" => Class::Exporter,
-            // A guest with a client in it is the client, as a whole.
+            // A guest with a client counts as a client as a whole.
             "fio" | "rados" | "rbd" | vm::PROCESS_NAME => Class::Client,
             name if guest::PROCESS_NAMES.contains(&name) => Class::Guest,
             _ => Class::Other,
@@ -109,44 +110,45 @@ impl Class {
     }
 }
 
-/// What a kind of process used in a second.
+/// Resources used by a kind of process in a sample.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Usage {
     /// Processor time, in percent of one processor.
     pub cpu_percent: f64,
-    /// Memory (proportional set size) in bytes, when it was looked at last.
+    /// Memory (proportional set size) in bytes at the last read.
     pub pss_bytes: u64,
 }
 
-/// What a network interface or a node carried in a second.
+/// Traffic of a network interface or a node in a sample.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Carried {
-    /// Bytes per second that came in.
+    /// Bytes received per second.
     pub received_bytes_per_s: f64,
-    /// Bytes per second that went out.
+    /// Bytes sent per second.
     pub sent_bytes_per_s: f64,
 }
 
-/// One second.
+/// A sample of the machine, usually of one second.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Sample {
-    /// Its end, in milliseconds since the first one began.
+    /// End of the sample in milliseconds since the first sample began.
     pub at_ms: u64,
-    /// All processors, in percent of all of them.
+    /// Busy time of all processors, in percent of all processors.
     pub busy_percent: f64,
-    /// Processors that had nothing to do but to wait for a disk, in percent of all.
+    /// Time in which processors had nothing to do but waited for a disk, in percent of all
+    /// processors.
     pub iowait_percent: f64,
-    /// The busiest thread of all clients, in percent of one processor.
+    /// Processor time of the busiest thread of all clients, in percent of one processor.
     pub busiest_client_percent: f64,
-    /// Memory of the machine in bytes that is in use: all but what the kernel could give to a new process, when it was looked at last. 0
-    /// where that was not recorded.
+    /// Memory of the machine in use, in bytes: all but what the kernel could give to a new process,
+    /// at the last read. 0 if it was not recorded.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub memory_used_bytes: u64,
-    /// By kind of process.
+    /// Use of resources by kind of process.
     pub classes: BTreeMap<Class, Usage>,
-    /// By node, or where there is no network of nodes by interface of the machine.
+    /// Traffic by node, or by interface of the machine if there is no network of nodes.
     pub network: BTreeMap<String, Carried>,
-    /// What emulated devices did, by their names.
+    /// Counts of the emulated devices in the sample, by name.
     pub devices: BTreeMap<String, Counts>,
 }
 
@@ -154,28 +156,31 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// Where the counters of a device come from.
+/// Reads the counters of a device.
 pub type CountsOf = Box<dyn Fn() -> Counts + Send>;
 
-/// Largest table of a node's interfaces, in bytes; one has two lines of 200, and one more for each guest.
+/// Largest interface table of a node in bytes. A table has two lines of 200 bytes, and one more for
+/// each guest.
 const TABLE_BYTES_MAX: usize = 8192;
 
-/// What is looked at besides processes.
+/// Sources of samples besides processes.
 #[derive(Default)]
 pub struct Sources {
-    /// Emulated devices, by their names.
+    /// Emulated devices by name.
     pub devices: Vec<(String, CountsOf)>,
-    /// Nodes of a network by their names, with the tables of their interfaces. Without any, the machine's interfaces are looked at.
+    /// Nodes of a network by name, with their interface tables. Without any, the machine's
+    /// interfaces are read.
     pub nodes: Vec<(String, File)>,
-    /// Processes that load the cluster beside the clients, by their ids: that one of their threads is busy limits no client.
+    /// Process ids of processes that load the cluster beside the clients. A busy thread of theirs
+    /// does not limit a client.
     pub beside: Vec<u32>,
 }
 
 impl Sources {
-    /// The nodes of `network` as well, if there is one.
+    /// Adds the nodes of `network`, if there is one.
     ///
     /// # Errors
-    /// When a node is gone.
+    /// If a node is gone.
     pub fn with_network(mut self, network: Option<&Network>) -> io::Result<Sources> {
         for node in network.into_iter().flat_map(Network::nodes) {
             self.nodes.push((node.name().to_string(), node.interfaces()?));
@@ -183,7 +188,7 @@ impl Sources {
         Ok(self)
     }
 
-    /// What has been carried so far, by node or by interface.
+    /// Traffic so far by node, or by interface.
     fn traffic(&self) -> HashMap<String, Traffic> {
         if self.nodes.is_empty() {
             return proc::traffic(&fs::read_to_string("/proc/net/dev").unwrap_or_default());
@@ -208,19 +213,20 @@ impl Collector {
     /// Begins to collect.
     pub fn start(sources: Sources) -> Collector {
         let (stop, stopped) = channel();
-        // Here and now, so that all that the caller does from now on is in the samples.
+        // Read the counters here, so that everything the caller does from now on is in the samples.
         let mut last = Look::now(&sources, None);
         let thread = std::thread::spawn(move || {
             let start = last.at;
             let mut samples = Vec::new();
             loop {
-                // A second after the last one, however late that was: no sample is about less.
+                // One second after the last sample was taken, even if that was late. So no sample
+                // but the last covers less than a second.
                 let next = last.at + PERIOD;
                 let wait = next.saturating_duration_since(Instant::now());
                 let more = matches!(stopped.recv_timeout(wait), Err(RecvTimeoutError::Timeout));
                 let memory = samples.len() % MEMORY_EVERY == 0;
                 let now = Look::now(&sources, (!memory).then_some(&last));
-                // What is left at the end may be too short for a figure.
+                // A short rest at the end gives no meaningful figure.
                 if more || now.at.duration_since(last.at) >= PERIOD / 2 {
                     samples.push(now.since(&last, start));
                 }
@@ -233,7 +239,7 @@ impl Collector {
         Collector { stop, thread }
     }
 
-    /// Ends it and returns the samples.
+    /// Ends the collection and returns the samples.
     pub fn stop(self) -> Vec<Sample> {
         let _ = self.stop.send(());
         self.thread.join().unwrap_or_default()
@@ -244,9 +250,9 @@ impl Collector {
 struct Look {
     at: Instant,
     machine: MachineTime,
-    /// By id and start.
+    /// By process id and start time.
     processes: HashMap<(u32, u64), (Class, u64)>,
-    /// Threads of clients, by id and start.
+    /// Threads of clients by id and start time.
     client_threads: HashMap<(u32, u64), u64>,
     memory: BTreeMap<Class, u64>,
     memory_used: u64,
@@ -255,7 +261,7 @@ struct Look {
 }
 
 impl Look {
-    /// Looks at everything; the memory is that of `before`, if there is one.
+    /// Reads all counters. Memory is copied from `before` if it is given.
     fn now(sources: &Sources, before: Option<&Look>) -> Look {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let family = proc::descendants(std::process::id());
@@ -287,14 +293,14 @@ impl Look {
         }
     }
 
-    /// What happened since `last`.
+    /// The sample since `last`.
     fn since(&self, last: &Look, start: Instant) -> Sample {
         let seconds = self.at.duration_since(last.at).as_secs_f64().max(1e-3);
         let total = self.machine.total.saturating_sub(last.machine.total).max(1) as f64;
         let percent = |now: u64, before: u64| now.saturating_sub(before) as f64 / total * 100.0;
         let mut classes: BTreeMap<Class, Usage> = BTreeMap::new();
         for (key, &(class, ticks)) in &self.processes {
-            // One that was not there has done all it did since.
+            // A process that was not there before has done all of its work since.
             let before = last.processes.get(key).map_or(0, |&(_, ticks)| ticks);
             let cpu = ticks.saturating_sub(before) as f64 / ticks_per_s() / seconds * 100.0;
             classes.entry(class).or_default().cpu_percent += cpu;
@@ -348,10 +354,11 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// Clock ticks that the child burns.
+    /// Clock ticks that the child uses.
     const BURNT_TICKS: u64 = 30;
 
-    /// Something that is looked at with everything else, last, and counts how often that was.
+    /// A device whose counters count how often they are read. Devices are read last, so that this
+    /// counts the looks.
     fn counted() -> (Sources, Arc<AtomicUsize>) {
         let looks = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&looks);
@@ -362,16 +369,17 @@ mod tests {
         (Sources { devices: vec![("counted".into(), counts)], ..Sources::default() }, looks)
     }
 
-    /// Waits for a look that has begun since, and whose sample is there with it.
+    /// Waits until a look that began from now on is finished and its sample is recorded.
     fn wait_for_a_look(looks: &AtomicUsize) {
-        // One may have been under way.
+        // One look may be under way already.
         let enough = looks.load(Ordering::Relaxed) + 2;
         while looks.load(Ordering::Relaxed) < enough {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
-    /// A child that has burnt some time of a processor, and does nothing any more; and how much that was, in clock ticks.
+    /// A child that has used some processor time and is stopped, and the time it used in clock
+    /// ticks.
     fn burnt_out() -> (Process, u64) {
         let mut command = Command::new("sh");
         command.args(["-c", "while :; do :; done"]);
@@ -388,7 +396,7 @@ mod tests {
         (child, burnt)
     }
 
-    /// Processor time of all samples that a kind of process has used, in clock ticks.
+    /// Processor time of a kind of process in all samples, in clock ticks.
     fn used_ticks(samples: &[Sample], class: Class) -> f64 {
         let mut begin_ms = 0;
         let mut ticks = 0.0;
@@ -409,7 +417,7 @@ mod tests {
         wait_for_a_look(&looks);
         let samples = collector.stop();
         drop(child);
-        // Half a tick is for times in whole milliseconds. Other tests may have children, too.
+        // Half a tick covers times in whole milliseconds. Other tests may have children too.
         let used = used_ticks(&samples, Class::Other);
         assert!(used > burnt as f64 - 0.5, "{used} of {burnt}, its first second counts: {samples:?}");
         let last = samples.last().expect("a sample");

@@ -1,49 +1,50 @@
-//! Figures that the kernel keeps under /proc.
+//! Figures from /proc.
 
 use std::collections::HashMap;
 use std::fs;
 
-/// Time of all processors since the machine started, in clock ticks.
+/// Time of all processors since the machine was started, in clock ticks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct MachineTime {
-    /// Doing something.
+    /// Working.
     pub(crate) busy: u64,
-    /// Doing nothing while somebody waits for a disk.
+    /// Idle while a process waits for a disk.
     pub(crate) iowait: u64,
-    /// Everything.
+    /// Sum of busy, idle and iowait.
     pub(crate) total: u64,
 }
 
-/// A process, as `/proc/PID/stat` tells of it.
+/// A process, as read from `/proc/PID/stat`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Stat {
     pub(super) pid: u32,
     pub(super) name: String,
     pub(super) parent: u32,
-    /// Processor time so far, in clock ticks, that of children that have been waited for not included.
+    /// Processor time in clock ticks, without the time of children that were reaped.
     pub(super) ticks: u64,
-    /// When it started, in clock ticks since the machine did: with the id, what it is told by.
+    /// Start time in clock ticks since the machine was started. With the process id, it identifies
+    /// the process.
     pub(super) started: u64,
 }
 
-/// Bytes that a network interface has carried.
+/// Bytes carried by a network interface.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Traffic {
     pub(super) received: u64,
     pub(super) sent: u64,
 }
 
-/// The first line of /proc/stat.
+/// Reads the first line of /proc/stat.
 pub(crate) fn machine(text: &str) -> Option<MachineTime> {
     let line = text.lines().next()?.strip_prefix("cpu ")?;
     let fields: Vec<u64> = line.split_whitespace().map_while(|field| field.parse().ok()).collect();
-    // user nice system idle iowait irq softirq steal; what guests take is in user already.
+    // user nice system idle iowait irq softirq steal. The time of guests is included in user.
     let [user, nice, system, idle, iowait, irq, softirq, steal, ..] = fields[..] else { return None };
     let busy = user + nice + system + irq + softirq + steal;
     Some(MachineTime { busy, iowait, total: busy + idle + iowait })
 }
 
-/// A line of /proc/PID/stat. The name may hold spaces and parentheses.
+/// Reads the line of /proc/PID/stat. The name may contain spaces and parentheses.
 pub(super) fn stat(text: &str) -> Option<Stat> {
     let (open, close) = (text.find('(')?, text.rfind(')')?);
     let pid = text[..open].trim().parse().ok()?;
@@ -58,14 +59,15 @@ pub(super) fn stat(text: &str) -> Option<Stat> {
     })
 }
 
-/// The value of `Pss:` of a smaps_rollup, in bytes: shared pages are counted once over all who share them.
+/// The value of `Pss:` in a smaps_rollup, in bytes. A page is divided among the processes that
+/// share it.
 pub(super) fn pss(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib << 10)
 }
 
-/// Memory in bytes that is in use, by /proc/meminfo: all but what is available to new processes.
+/// Memory in use according to /proc/meminfo, in bytes: all that is not available to new processes.
 pub(super) fn memory_used(text: &str) -> Option<u64> {
     let kib = |key: &str| -> Option<u64> {
         let line = text.lines().find_map(|line| line.strip_prefix(key))?;
@@ -74,7 +76,7 @@ pub(super) fn memory_used(text: &str) -> Option<u64> {
     Some(kib("MemTotal:")?.saturating_sub(kib("MemAvailable:")?) << 10)
 }
 
-/// Interfaces of /proc/net/dev.
+/// Traffic of the interfaces in /proc/net/dev.
 pub(super) fn traffic(text: &str) -> HashMap<String, Traffic> {
     let of = |line: &str| {
         let (name, fields) = line.split_once(':')?;
@@ -84,12 +86,13 @@ pub(super) fn traffic(text: &str) -> HashMap<String, Traffic> {
     text.lines().filter_map(of).collect()
 }
 
-/// What a node of a network has carried to and from others: by its cable, whatever of it came from guests on the node.
+/// Traffic of a node to and from other nodes: of its cable, including what guests on the node
+/// caused.
 pub(super) fn node_traffic(text: &str) -> Traffic {
     traffic(text).remove(crate::network::LINK).unwrap_or_default()
 }
 
-/// All processes that descend from `ancestor`, itself included.
+/// All processes that descend from `ancestor`, and `ancestor` itself.
 pub(super) fn descendants(ancestor: u32) -> Vec<Stat> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -98,18 +101,19 @@ pub(super) fn descendants(ancestor: u32) -> Vec<Stat> {
     family(ancestor, all)
 }
 
-/// The threads of a process.
+/// All threads of a process.
 pub(super) fn threads(pid: u32) -> Vec<Stat> {
     let Ok(entries) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     let stat = |entry: fs::DirEntry| stat(&fs::read_to_string(entry.path().join("stat")).ok()?);
     entries.flatten().filter_map(stat).collect()
 }
 
-/// Those of `all` that descend from `ancestor`.
+/// The processes in `all` that descend from `ancestor`, and `ancestor` itself.
 fn family(ancestor: u32, all: Vec<Stat>) -> Vec<Stat> {
     let parents: HashMap<u32, u32> = all.iter().map(|stat| (stat.pid, stat.parent)).collect();
     let descends = |mut pid: u32| {
-        // A chain is no longer than there are processes: ids that changed under our eyes make no circle.
+        // A chain is no longer than there are processes. This ends the loop if ids that changed
+        // while they were read form a cycle.
         for _ in 0..parents.len() {
             if pid == ancestor {
                 return true;

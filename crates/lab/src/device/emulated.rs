@@ -1,7 +1,8 @@
 //! An emulated device as a file: a FUSE server that answers when the [`Model`] says so.
 //!
-//! One thread takes requests from the kernel and moves the data at once, another one answers in the model's order. Answers
-//! go out a little early, by the time that the way through the kernel takes, which is measured when the device starts.
+//! One thread takes requests from the kernel and moves the data at once. Another thread sends the
+//! answers in the model's order. Answers are sent a little early: by the time that a request spends
+//! in the kernel, which is measured when the device starts.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::{self, File, OpenOptions};
@@ -23,12 +24,12 @@ use super::spec::{Nanos, Spec, WriteCache};
 use super::volatile::Losses;
 use crate::mounts::unmount_below;
 
-/// Reads by which the time of the way through the kernel is measured.
+/// Number of reads by which the time in the kernel is measured.
 const PROBES: usize = 400;
-/// A flush.
+/// A flush command.
 pub(super) const FLUSH: Command = Command { kind: Kind::Flush, offset: 0, len: 0 };
 
-/// A running emulated device. Dropping it unmounts it; its content is in the backing file.
+/// A running emulated device. Dropping it unmounts it; its content stays in the backing file.
 #[derive(Debug)]
 pub struct Emulated {
     shared: Arc<Shared>,
@@ -45,26 +46,26 @@ pub struct Emulated {
 pub struct Counts {
     /// Read commands.
     pub reads: u64,
-    /// Their bytes.
+    /// Bytes of the read commands.
     pub read_bytes: u64,
     /// Write commands.
     pub writes: u64,
-    /// Their bytes.
+    /// Bytes of the write commands.
     pub written_bytes: u64,
-    /// Flushes.
+    /// Flushes, including those of durable writes.
     pub flushes: u64,
-    /// Commands that gave space back.
+    /// Commands that freed space.
     pub trims: u64,
-    /// Microseconds that reads took, all together.
+    /// Total time of reads, in microseconds.
     pub read_us: u64,
-    /// Microseconds that writes took, all together, with the flushes of those that are to be on the media.
+    /// Total time of writes, in microseconds, including the flushes of durable writes.
     pub write_us: u64,
-    /// Microseconds that flushes took, all together.
+    /// Total time of flushes other than those of durable writes, in microseconds.
     pub flush_us: u64,
 }
 
 impl Counts {
-    /// What was done by both.
+    /// The sum of both counters.
     pub fn plus(self, other: Counts) -> Counts {
         Counts {
             reads: self.reads.saturating_add(other.reads),
@@ -79,7 +80,7 @@ impl Counts {
         }
     }
 
-    /// What was done since `before`.
+    /// The difference to the earlier counters `before`.
     pub fn since(self, before: Counts) -> Counts {
         Counts {
             reads: self.reads.saturating_sub(before.reads),
@@ -95,17 +96,17 @@ impl Counts {
     }
 }
 
-/// What the threads of a device share.
+/// State that the threads of a device share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// The content, place by place as on the device.
+    /// The device's content. Offsets in the file are offsets on the device.
     pub(super) data: File,
     pub(super) faults: Faults,
     files: Mutex<Files>,
     start: Instant,
-    /// Answers go out so much before their time, in nanoseconds.
+    /// Time by which answers are sent early, in nanoseconds.
     lead_ns: AtomicU64,
-    /// Answer at once: the way through the kernel is being measured.
+    /// Whether requests are answered at once.
     instant: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
@@ -117,13 +118,14 @@ struct State {
     answers: HashMap<u64, Pending>,
     next: u64,
     counts: Counts,
-    /// Answers come so much later than the model says, and those that wait for that, as they are due.
+    /// Time by which answers are later than the model says; and the commands that wait for it, each
+    /// with the time at which it is due.
     late_ns: Nanos,
     late: VecDeque<(Nanos, u64)>,
     stop: bool,
 }
 
-/// A command on its way.
+/// A command that is not answered yet.
 #[derive(Debug)]
 struct Pending {
     kind: Kind,
@@ -137,8 +139,8 @@ struct Pending {
 pub(super) enum Answer {
     Read(ReplyData, Vec<u8>),
     Write(ReplyWrite, u32),
-    /// A write that is to be on the media: a flush follows it before it is answered, as the kernel does it for devices that
-    /// cannot write through their cache.
+    /// A write that has to be on the media (a durable write). A flush follows before the write is
+    /// answered, as the kernel does it for devices that cannot write through their cache.
     Durable(ReplyWrite, u32),
     Empty(ReplyEmpty),
 }
@@ -154,12 +156,13 @@ impl Answer {
 }
 
 impl Emulated {
-    /// Mounts a device like `spec` at the directory `mount`, which is made, with its content in the file `backing`, which is made
-    /// too if it is not there, and is as large as `size_bytes`. `parts` are the sizes of its partitions, from its begin on; other files
-    /// can be made in the space that is left.
+    /// Mounts a device like `spec` at the directory `mount`, which is made. The device's content is
+    /// in the file `backing`, which is made if it is missing, and has `size_bytes`. `parts` are the
+    /// sizes of the partitions in bytes, from the device's begin on; more files can be made in the
+    /// rest of the space.
     ///
     /// # Errors
-    /// When FUSE is not there or not allowed, a file cannot be had, or the parts are more than the device.
+    /// When FUSE is not there or not allowed, a file operation fails, or the partitions do not fit.
     pub fn start(
         spec: Spec,
         size_bytes: u64,
@@ -214,18 +217,18 @@ impl Emulated {
         self.part(0)
     }
 
-    /// The directory with all of its files, in which more can be made.
+    /// The directory with all files on the device; more files can be made there.
     pub fn directory(&self) -> &Path {
         &self.mount
     }
 
-    /// The file that is the partition of that number, from 1 on.
+    /// The file that is the partition `number`, from 1.
     pub fn part(&self, number: usize) -> PathBuf {
         self.mount.join(Files::part_name(number))
     }
 
-    /// Answers at once from now on, what is on its way included, or as the model says again: then as a device whose caches are
-    /// empty.
+    /// With `true`, answers all requests at once from now on, including those under way. With
+    /// `false`, answers as the model says again, as a device with empty caches.
     pub fn pause(&self, paused: bool) {
         self.shared.instant.store(paused, Ordering::Release);
         if paused {
@@ -233,12 +236,13 @@ impl Emulated {
         }
     }
 
-    /// Is a device like `spec` from now on, whose caches are empty. What is on its way is answered at once. Sizes stay.
+    /// Makes the device one like `spec`, with empty caches. Requests under way are answered at
+    /// once. Sizes stay.
     pub fn become_like(&self, spec: Spec) {
         self.restart(|model| model.anew_as(spec));
     }
 
-    /// Puts another model in the place of the one that there is, and answers what is on its way.
+    /// Replaces the model, and answers all requests under way.
     fn restart(&self, anew: impl FnOnce(&Model) -> Model) {
         let answers = {
             let mut state = self.shared.lock();
@@ -249,52 +253,54 @@ impl Emulated {
         answers.into_values().for_each(|pending| self.shared.faults.complete(pending.answer, pending.ticket));
     }
 
-    /// Each command takes so much longer than the model says, from now on; a write with its flush counts as one.
+    /// From now on, makes each command take longer than the model says by this time. A durable
+    /// write with its flush counts as one command.
     pub fn lengthen(&self, by: Duration) {
         self.shared.lock().late_ns = by.as_nanos() as Nanos;
     }
 
-    /// What goes wrong with it.
+    /// The device's faults.
     pub fn faults(&self) -> &Faults {
         &self.shared.faults
     }
 
-    /// The power has failed, while nobody used it: its content is what was on the media, with or without any part of what was
-    /// not stable, as `seed` decides. Everything was stable unless [`Faults::volatile`] says otherwise.
+    /// Makes the device's content what is on the media after a power failure at a time when no
+    /// process used the device. Of the writes that were not stable, `seed` decides which parts are
+    /// there. All writes are stable unless [`Faults::volatile`] says otherwise.
     ///
     /// # Errors
-    /// When its file cannot be written.
+    /// When the backing file cannot be written.
     pub fn lose_power(&self, seed: u64) -> io::Result<Losses> {
         self.shared.faults.lose(&self.shared.data, seed)
     }
 
-    /// Turns its write cache off, or on again.
+    /// Turns the device's write cache off, or on again.
     pub fn write_cache(&self, on: bool) {
         let cache = self.cache.filter(|_| on);
         self.shared.lock().model.set_cache(cache);
         self.shared.changed.notify_one();
     }
 
-    /// What it has done.
+    /// The device's counters.
     pub fn counts(&self) -> Counts {
         self.shared.lock().counts
     }
 
-    /// What tells what it has done as long as it is there, also on another thread.
+    /// A function that returns the device's counters, also on another thread.
     pub fn counter(&self) -> impl Fn() -> Counts + Send + use<> {
         let shared = self.shared.clone();
         move || shared.lock().counts
     }
 
-    /// The time that a command spends on its way through the kernel, and that is taken off its answer's time.
+    /// The time that a command spends in the kernel, by which its answer is sent early.
     pub fn lead(&self) -> Duration {
         Duration::from_nanos(self.shared.lead_ns.load(Ordering::Relaxed))
     }
 
-    /// Reads the device with nothing emulated, and takes the median time as that of the way.
+    /// Reads the device with nothing emulated, and takes the median time as the time in the kernel.
     fn measure_lead(&self) -> io::Result<()> {
         let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(self.path())?;
-        // O_DIRECT wants memory that is aligned: some part of the buffer is.
+        // O_DIRECT needs aligned memory: a part of the buffer is aligned.
         let mut buf = vec![0; 8192];
         let skip = buf.as_ptr().align_offset(4096);
         let mut times: Vec<Duration> = Vec::with_capacity(PROBES);
@@ -314,13 +320,14 @@ impl Emulated {
 
 impl Drop for Emulated {
     fn drop(&mut self) {
-        // Also under somebody who has it open still: what is on its way fails, and nobody waits for good.
+        // A process may still have the device open. Its requests fail, and it does not wait without
+        // end.
         self.shared.faults.disconnect();
         unmount_below(&self.mount);
         {
             let mut state = self.shared.lock();
             state.stop = true;
-            // An answer that is dropped is an I/O error.
+            // A dropped answer is an I/O error.
             state.answers.clear();
         }
         self.shared.changed.notify_all();
@@ -341,17 +348,17 @@ impl State {
         self.model.submit(now, self.next, command);
     }
 
-    /// The command is a write that a flush follows before it is answered.
+    /// Whether the command is a durable write that a flush still has to follow.
     fn is_half_done(&self, id: u64) -> bool {
         self.answers.get(&id).is_some_and(|pending| matches!(pending.answer, Answer::Durable(..)))
     }
 
-    /// A command is complete: returns its answer, unless there is something left to do for it.
+    /// Completes a command; returns its answer, unless a flush still has to follow.
     fn complete(&mut self, id: u64, now: Nanos) -> Option<(Answer, Ticket)> {
         let Pending { kind, since, answer, ticket } = self.answers.remove(&id)?;
         if let Answer::Durable(reply, len) = answer {
             self.counts.flushes += 1;
-            // The time that it takes is still that of the write.
+            // The time of the flush counts as time of the write.
             let write = Pending { kind, since, answer: Answer::Write(reply, len), ticket };
             self.submit(now, FLUSH, write);
             return None;
@@ -376,7 +383,7 @@ impl Shared {
         self.start.elapsed().as_nanos() as Nanos
     }
 
-    /// Gives a command to the model; its answer comes in time.
+    /// Submits a command to the model; its answer is sent when the model says so.
     pub(super) fn submit(&self, command: Command, answer: Answer, ticket: Ticket) {
         if self.instant.load(Ordering::Acquire) {
             return self.faults.complete(answer, ticket);
@@ -405,9 +412,10 @@ impl Shared {
         }
     }
 
-    /// Sends answers when their time has come, until the device stops.
+    /// Sends answers when they are due, until the device stops.
     fn answer(&self) {
-        // Without this the kernel lets a thread sleep 50 µs longer than it asked for, to save wake-ups.
+        // Otherwise the kernel lets a thread sleep up to 50 µs longer than it asked for, to save
+        // wake-ups.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
         let mut ready = Vec::new();
         let mut state = self.lock();

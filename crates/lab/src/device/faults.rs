@@ -1,7 +1,9 @@
-//! What goes wrong with an emulated device: power failures, errors, and operations that it holds while somebody is killed.
+//! Faults of an emulated device: power failures, errors, and operations that the device holds while
+//! a process is killed.
 //!
-//! Nothing does unless it is asked for. An operation is shown to a [`plan`](Faults::plan) before it takes effect; whether writes are
-//! lost with the power is a switch of its own ([`Faults::volatile`]). Times are those of the model all along.
+//! There are no faults unless they are requested. A [`plan`](Faults::plan) gets each read, write
+//! and flush before the operation takes effect. Whether a power failure loses writes is set
+//! separately ([`Faults::volatile`]). Times are those of the model in any case.
 
 use std::fmt;
 use std::fs::File;
@@ -17,26 +19,26 @@ use super::model::Kind;
 use super::volatile::{Losses, Number, Piece, SECTOR_BYTES, Volatile, tear};
 use crate::random::Random;
 
-/// An operation on a file of a device, as it arrives.
+/// An operation on a file of a device, when it arrives.
 #[derive(Debug, Clone, Copy)]
 pub struct Operation<'a> {
-    /// What it does.
+    /// The kind of the operation.
     pub kind: Kind,
-    /// How many of this kind there were since the plan was made, this one included.
+    /// Number of operations of this kind since the plan was made, including this one.
     pub number: u64,
     /// Name of the file; empty for the directory, and for a file without a name.
     pub file: &'a str,
-    /// First byte in the file; 0 for a flush.
+    /// Offset in the file, in bytes; 0 for a flush.
     pub offset: u64,
-    /// Bytes; 0 for a flush.
+    /// Length in bytes; 0 for a flush.
     pub len: u64,
-    /// What a write writes.
+    /// The data of a write.
     pub data: &'a [u8],
-    /// It is to be on the media when it is answered (`O_DSYNC`).
+    /// Whether the data has to be on the media when the operation is answered (`O_DSYNC`).
     pub durable: bool,
 }
 
-/// What the device does of an operation that is not answered with success.
+/// How much takes effect of an operation that is not answered with success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Remains {
     /// Nothing.
@@ -47,14 +49,15 @@ pub enum Remains {
     All,
 }
 
-/// What becomes of an operation.
+/// What the device does with an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
-    /// It is done and answered.
+    /// The operation is done and answered.
     Pass,
-    /// It is answered with an I/O error.
+    /// The operation is answered with an I/O error.
     Fail(Remains),
-    /// It gets no answer, and what comes after it is not looked at, until [`Faults::disconnect`].
+    /// The operation gets no answer, and later operations are not processed, until
+    /// [`Faults::disconnect`].
     Hold(Remains),
 }
 
@@ -63,17 +66,17 @@ pub enum Act {
 pub enum Times {
     /// Once.
     Once,
-    /// It, and all later ones of its kind.
+    /// The operation, and all later ones of its kind.
     Always,
 }
 
-/// Asked about every operation.
+/// A function that decides about each read, write and flush.
 type Plan = Box<dyn FnMut(&Operation<'_>) -> Act + Send>;
 
 /// The faults of a device.
 #[derive(Default)]
 pub struct Faults {
-    /// Whether there is anything to be looked at.
+    /// Whether the state has to be considered for operations.
     active: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
@@ -86,26 +89,26 @@ struct State {
     volatile: Option<Volatile>,
     link: Link,
     held: bool,
-    /// What the device had done when the power failed, and was not told.
+    /// Answers of operations that were completed while the device was cut off.
     withheld: Vec<Answer>,
-    /// Operations that came while everything fails.
+    /// Number of operations that arrived while the device fails all operations.
     refused: u64,
     random: Option<Random>,
 }
 
-/// Between the device and its users.
+/// The state between the device and its users.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum Link {
-    /// All is well.
+    /// Operations are taken and answered.
     #[default]
     Up,
-    /// Nothing is taken or answered.
+    /// No operation is taken or answered.
     Cut,
-    /// Everything fails.
+    /// All operations fail.
     Down,
 }
 
-/// What becomes of an operation, as its server has to know it.
+/// What becomes of an operation, for the device's server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Fate {
     remains: Remains,
@@ -117,17 +120,17 @@ enum End {
     Answer,
     Error,
     Hold,
-    /// An error, as the device is gone.
+    /// An error, because the device is gone.
     Gone,
 }
 
-/// What is stable when an operation is answered.
+/// What becomes stable when an operation is answered.
 #[derive(Debug, Default)]
 pub(super) enum Ticket {
-    /// Nothing that anybody keeps account of.
+    /// Nothing that is tracked.
     #[default]
     None,
-    /// Nothing, but a later flush covers this write.
+    /// Nothing yet; a later flush covers this write.
     Write(Number),
     /// This write.
     Durable(Number),
@@ -147,16 +150,16 @@ impl fmt::Debug for Faults {
 }
 
 impl Faults {
-    /// From now on writes are lost with the power until a flush, or their own `O_DSYNC`, has made them stable; or no longer,
-    /// and all are.
+    /// With `true`: from now on a power failure loses writes until a flush, or their own `O_DSYNC`,
+    /// has made them stable. With `false`: all writes are stable.
     pub fn volatile(&self, on: bool) {
         let mut state = self.lock();
         state.volatile = on.then(Volatile::default);
         self.update(&state);
     }
 
-    /// Asks `plan` about every operation from now on, in the order in which they arrive. It must not ask for anything of the device
-    /// itself.
+    /// Calls `plan` for each read, write and flush from now on, in the order in which they arrive.
+    /// `plan` must not use the device.
     pub fn plan(&self, plan: impl FnMut(&Operation<'_>) -> Act + Send + 'static) {
         let mut state = self.lock();
         state.plan = Some(Box::new(plan));
@@ -164,7 +167,7 @@ impl Faults {
         self.update(&state);
     }
 
-    /// The operation of a kind with this number fails, counted from now on and from 1.
+    /// Makes the operation of a kind with this number fail, counted from now on and from 1.
     pub fn fail(&self, kind: Kind, number: u64, times: Times, remains: Remains) {
         self.plan(move |operation| {
             let hit = operation.number == number || operation.number > number && times == Times::Always;
@@ -172,26 +175,28 @@ impl Faults {
         });
     }
 
-    /// Operations of a kind since the plan was made.
+    /// Number of operations of a kind since the plan was made.
     pub fn seen(&self, kind: Kind) -> u64 {
         self.lock().seen[place(kind)]
     }
 
-    /// Waits until an operation is held, at most for `limit`; returns whether one is.
+    /// Waits until an operation is held, for at most `limit`; returns whether one is held.
     pub fn wait_held(&self, limit: Duration) -> bool {
         let waited = self.changed.wait_timeout_while(self.lock(), limit, |state| !state.held);
         waited.expect("no thread panics while it holds the faults").0.held
     }
 
-    /// The device takes and answers nothing from now on, as when the power fails. A process that uses it can be killed, if
-    /// [`Faults::disconnect`] follows: the kernel does not let go of a process before its device has answered.
+    /// Makes the device take and answer nothing from now on, as when the power fails. A process
+    /// that uses the device can then be killed, if [`Faults::disconnect`] follows: the kernel does
+    /// not end a process before its device has answered.
     pub fn cut(&self) {
         let mut state = self.lock();
         state.link = Link::Cut;
         self.active.store(true, Ordering::Release);
     }
 
-    /// Everything that is held, on its way or coming fails, and has no effect any more: as when the device has died.
+    /// Makes all operations fail that are held, under way or arrive from now on, as when the device
+    /// has failed. From now on these operations have no further effect.
     pub fn disconnect(&self) {
         let withheld = {
             let mut state = self.lock();
@@ -201,16 +206,16 @@ impl Faults {
             self.changed.notify_all();
             std::mem::take(&mut state.withheld)
         };
-        // An answer that is dropped is an I/O error.
+        // A dropped answer is an I/O error.
         drop(withheld);
     }
 
-    /// Operations that came while everything fails ([`Faults::disconnect`]).
+    /// Number of operations that arrived while all operations failed ([`Faults::disconnect`]).
     pub fn refused(&self) -> u64 {
         self.lock().refused
     }
 
-    /// The device is there again, without a plan.
+    /// Brings the device back, without a plan.
     pub fn reconnect(&self) {
         let mut state = self.lock();
         state.link = Link::Up;
@@ -235,7 +240,8 @@ impl Faults {
         self.state.lock().expect("no thread panics while it holds the faults")
     }
 
-    /// What becomes of an operation; it has no number yet. Waits while the device is cut off.
+    /// Decides what becomes of an operation, and gives the operation its number. Waits while the
+    /// device is cut off.
     pub(super) fn begin(&self, operation: Operation<'_>) -> Fate {
         let cut = self.changed.wait_while(self.lock(), |state| state.link == Link::Cut);
         let state = &mut *cut.expect("no thread panics while it holds the faults");
@@ -253,7 +259,8 @@ impl Faults {
         }
     }
 
-    /// Whether an operation that has taken effect is answered as usual. One that is to be held is held in here.
+    /// Whether an operation that has taken effect is answered with success. An operation that has
+    /// to be held waits in here.
     pub(super) fn passes(&self, fate: Fate) -> bool {
         if fate.end == End::Hold {
             let mut state = self.lock();
@@ -265,7 +272,7 @@ impl Faults {
         fate.end == End::Answer
     }
 
-    /// Writes what remains of a write to the device's file.
+    /// Writes the part of a write that takes effect to the device's file.
     pub(super) fn write(
         &self,
         file: &File,
@@ -301,7 +308,7 @@ impl Faults {
                 Ticket::None
             }
             (End::Error, _) => Ticket::Write(number),
-            // Nobody is told of it: it is over when nobody waits for it any more.
+            // The write gets no answer. It is over when the device is reconnected.
             _ => Ticket::None,
         })
     }
@@ -319,7 +326,7 @@ impl Faults {
         Ticket::None
     }
 
-    /// These places of the device are about to become zeroes for good.
+    /// Records that these ranges of the device become zeroes, which are stable at once.
     pub(super) fn clear(&self, file: &File, places: &[(u64, u64)]) -> io::Result<()> {
         let Some(volatile) = &mut self.lock().volatile else { return Ok(()) };
         for &(place, len) in places {
@@ -330,7 +337,7 @@ impl Faults {
         Ok(())
     }
 
-    /// An operation is complete: it is answered, unless the device is cut off.
+    /// Answers a complete operation, unless the device is cut off.
     pub(super) fn complete(&self, answer: Answer, ticket: Ticket) {
         if !self.is_active() {
             return answer.send();
@@ -341,7 +348,8 @@ impl Faults {
             Link::Down => drop(answer),
             Link::Up => {
                 state.settle(ticket);
-                // While the state is held: when the device has been cut off, no answer is on its way.
+                // Sent while the state is locked: once the device has been cut off, no answer is on
+                // its way.
                 answer.send();
             }
         }
@@ -353,8 +361,8 @@ impl Faults {
         cut.expect("no thread panics while it holds the faults").link == Link::Up
     }
 
-    /// The power has failed, while nobody used the device: makes its file what is on the media. `seed` decides about the writes that
-    /// were not stable.
+    /// Makes the device's file what is on the media after a power failure at a time when no process
+    /// used the device. `seed` decides about the writes that were not stable.
     pub(super) fn lose(&self, file: &File, seed: u64) -> io::Result<Losses> {
         let Some(volatile) = &mut self.lock().volatile else { return Ok(Losses::default()) };
         let (found, losses) = volatile.lose(&mut Random::new(seed));
@@ -369,7 +377,7 @@ impl Faults {
 }
 
 impl State {
-    /// An operation is answered.
+    /// Records what an answered operation has made stable.
     fn settle(&mut self, ticket: Ticket) {
         let Some(volatile) = &mut self.volatile else { return };
         match ticket {
@@ -390,7 +398,7 @@ fn place(kind: Kind) -> usize {
     }
 }
 
-/// Writes `data` to its places.
+/// Writes `data` to its places in the file.
 fn put(file: &File, extents: &[Extent], data: &[u8]) -> io::Result<()> {
     let mut rest = data;
     for &(place, len) in extents {
@@ -401,7 +409,7 @@ fn put(file: &File, extents: &[Extent], data: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// The whole sectors that `data` changes, as they are in the file and as they are to be.
+/// The whole sectors that `data` changes, with their content in the file and their new content.
 fn read_pieces(file: &File, extents: &[Extent], data: &[u8]) -> io::Result<Vec<Piece>> {
     let mut rest = data;
     let mut pieces = Vec::with_capacity(extents.len());
@@ -421,7 +429,7 @@ fn read_pieces(file: &File, extents: &[Extent], data: &[u8]) -> io::Result<Vec<P
     Ok(pieces)
 }
 
-/// As `read_exact_at`, and what is behind the file's end is zeroes.
+/// As `read_exact_at`, but bytes after the file's end keep the zeroes of `buf`.
 fn read_up_to_end(file: &File, mut buf: &mut [u8], mut offset: u64) -> io::Result<()> {
     while !buf.is_empty() {
         match file.read_at(buf, offset) {
@@ -434,7 +442,7 @@ fn read_up_to_end(file: &File, mut buf: &mut [u8], mut offset: u64) -> io::Resul
     Ok(())
 }
 
-/// Leaves some sectors as they were.
+/// Gives some sectors their old content back.
 fn tear_pieces(pieces: &mut [Piece], random: &mut Random) {
     let sectors = pieces.iter().map(|piece| piece.after.len() / SECTOR_BYTES).sum();
     let mut reached = tear(sectors, random).into_iter();

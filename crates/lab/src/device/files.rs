@@ -1,26 +1,28 @@
-//! Which bytes of an emulated device belong to which file on it: a flat directory, space in whole chunks, first fit.
+//! Which bytes of an emulated device belong to which file on it. The directory is flat; space is
+//! given in whole chunks, first fit.
 //!
-//! A device has partitions from its start, which are files too, and takes new files, as a device with a filesystem does:
-//! a cache file on an SSD, an ownership record beside an image.
+//! A device has partitions from its start, which are files, too. More files can be made on it, as
+//! on a device with a filesystem: a cache file on an SSD, or an ownership record beside an image.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Unit in which space is given to files.
+/// Unit in which space is given to files, in bytes.
 const CHUNK_BYTES: u64 = 1 << 20;
 /// Name of the whole device in the mounted directory; its partitions are `disk1` and so on.
 const NAME: &str = "disk";
-/// Inode of the whole device; the directory has 1.
+/// Inode of the whole device; the directory has inode 1.
 const DISK: u64 = 2;
 
-/// A range of a file: where it is on the device, or nowhere yet, and how long it is, in bytes.
+/// A range of a file: its offset on the device, or `None` if it has no space yet, and its length,
+/// both in bytes.
 pub(super) type Extent = (Option<u64>, u64);
 
-/// Why a file does not get what it wants.
+/// Why an operation on a file fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refused {
     /// There is no such file.
     Missing,
-    /// There is one already.
+    /// The name is taken.
     Exists,
     /// The device is full.
     Full,
@@ -28,7 +30,7 @@ pub(super) enum Refused {
 
 #[derive(Debug)]
 struct Node {
-    /// `None` for one that is removed and still open.
+    /// `None` for a file that is removed and still open.
     name: Option<String>,
     bytes: u64,
     chunks: Vec<Option<u64>>,
@@ -45,7 +47,8 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// A device with partitions of these sizes, from its begin on; `None` when they are more than it has.
+    /// A device with partitions of these sizes in bytes, from its begin on; `None` when the
+    /// partitions do not fit.
     pub(super) fn new(device_bytes: u64, parts: &[u64]) -> Option<Files> {
         let mut files = Files {
             device_bytes,
@@ -60,7 +63,7 @@ impl Files {
         Some(files)
     }
 
-    /// The name of the partition of that number, from 1 on; 0 is the whole device.
+    /// The name of the partition `number`, from 1; 0 is the whole device.
     pub(super) fn part_name(number: usize) -> String {
         if number == 0 { NAME.into() } else { format!("{NAME}{number}") }
     }
@@ -77,7 +80,7 @@ impl Files {
         if inode == DISK { Some(NAME) } else { self.nodes.get(&inode)?.name.as_deref() }
     }
 
-    /// Size of a file.
+    /// Size of a file in bytes.
     pub(super) fn bytes(&self, inode: u64) -> Option<u64> {
         if inode == DISK { Some(self.device_bytes) } else { self.nodes.get(&inode).map(|node| node.bytes) }
     }
@@ -88,12 +91,12 @@ impl Files {
         [(NAME.to_string(), DISK)].into_iter().chain(named).collect()
     }
 
-    /// Space that no file has.
+    /// Bytes of the device that no file has.
     pub(super) fn free_bytes(&self) -> u64 {
         self.free.len() as u64 * CHUNK_BYTES
     }
 
-    /// Makes an empty file.
+    /// Makes an empty file; returns its inode.
     pub(super) fn create(&mut self, name: &str) -> Result<u64, Refused> {
         if self.find(name).is_some() {
             return Err(Refused::Exists);
@@ -111,21 +114,23 @@ impl Files {
         }
     }
 
-    /// Returns what is free now, as ranges of the device.
+    /// Counts one open of a file less. Returns the ranges of the device that become free.
     pub(super) fn closed(&mut self, inode: u64) -> Vec<(u64, u64)> {
         let Some(node) = self.nodes.get_mut(&inode) else { return Vec::new() };
         node.opens = node.opens.saturating_sub(1);
         self.drop_unused(inode)
     }
 
-    /// Removes a name; the file goes when nobody has it open. Returns what is free now.
+    /// Removes a name. The file is removed once no process has it open. Returns the ranges of the
+    /// device that become free.
     pub(super) fn unlink(&mut self, name: &str) -> Result<Vec<(u64, u64)>, Refused> {
         let inode = self.find(name).filter(|&inode| inode != DISK).ok_or(Refused::Missing)?;
         self.nodes.get_mut(&inode).ok_or(Refused::Missing)?.name = None;
         Ok(self.drop_unused(inode))
     }
 
-    /// Gives a file another name, in the place of whatever has that. Returns what is free now.
+    /// Renames a file, and replaces the file that has the new name. Returns the ranges of the
+    /// device that become free.
     pub(super) fn rename(&mut self, from: &str, to: &str) -> Result<Vec<(u64, u64)>, Refused> {
         let inode = self.find(from).filter(|&inode| inode != DISK).ok_or(Refused::Missing)?;
         if to == NAME {
@@ -136,12 +141,13 @@ impl Files {
         Ok(freed)
     }
 
-    /// Sets a file's size. Returns what is free now.
+    /// Sets a file's size in bytes. Returns the ranges of the device that become free, and the rest
+    /// of the last chunk, which has to become zeroes.
     pub(super) fn resize(&mut self, inode: u64, bytes: u64) -> Result<Vec<(u64, u64)>, Refused> {
         let node = self.nodes.get_mut(&inode).ok_or(Refused::Missing)?;
         node.bytes = bytes;
         let gone = node.chunks.split_off(node.chunks.len().min(bytes.div_ceil(CHUNK_BYTES) as usize));
-        // What is behind the end of the last chunk that stays is zeroes when the file grows again.
+        // The rest of the last chunk has to read as zeroes when the file grows again.
         let inside = bytes % CHUNK_BYTES;
         let last = node.chunks.last().copied().flatten().filter(|_| inside > 0);
         let tail = last.filter(|_| node.chunks.len() as u64 == bytes.div_ceil(CHUNK_BYTES));
@@ -151,7 +157,7 @@ impl Files {
         Ok(freed)
     }
 
-    /// As [`Files::reserve`], and the file stays as long as it is.
+    /// As [`Files::reserve`], but the file's size stays.
     pub(super) fn reserve_only(&mut self, inode: u64, offset: u64, len: u64) -> Result<(), Refused> {
         let bytes = self.bytes(inode).ok_or(Refused::Missing)?;
         self.reserve(inode, offset, len)?;
@@ -161,7 +167,8 @@ impl Files {
         Ok(())
     }
 
-    /// Gives a range of a file its space, all of it or nothing, and makes the file as long as that.
+    /// Gives a range of a file its space, all of it or nothing, and extends the file to the end of
+    /// the range.
     pub(super) fn reserve(&mut self, inode: u64, offset: u64, len: u64) -> Result<(), Refused> {
         if inode == DISK {
             return if offset + len <= self.device_bytes { Ok(()) } else { Err(Refused::Full) };
@@ -183,7 +190,7 @@ impl Files {
         Ok(())
     }
 
-    /// Where a range of a file is on the device. It ends at the file's end.
+    /// The places of a file's range on the device, up to the file's end.
     pub(super) fn extents(&self, inode: u64, offset: u64, len: u64) -> Vec<Extent> {
         if inode == DISK {
             let len = len.min(self.device_bytes.saturating_sub(offset));

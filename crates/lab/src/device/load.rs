@@ -1,4 +1,5 @@
-//! Loads on a device in simulated time: what a preset's figures follow from, without a clock and without luck.
+//! Loads on a device in simulated time. A preset's figures can be computed with them, without a
+//! clock and without chance.
 
 use std::collections::HashMap;
 
@@ -7,22 +8,24 @@ use super::spec::{Nanos, Spec};
 use crate::fio::{Job, Sync};
 use crate::random::Random;
 
-/// What a load got.
+/// The result of a load.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Outcome {
-    /// Commands per second; a write and its flush are one.
+    /// Commands per second; a write and its flush count as one.
     pub iops: f64,
     /// Mean time of a command, in microseconds.
     pub mean_us: f64,
 }
 
-/// Runs `job`, which reads or writes and does not mix them, on a new device of `size_bytes` for `seconds` of its time.
+/// Runs `job` on a new device of `size_bytes`, for `seconds` of simulated time. The job either
+/// reads or writes.
 pub fn run(spec: &Spec, size_bytes: u64, job: Job, seconds: f64) -> Outcome {
     let mut model = Model::new(spec.clone(), size_bytes);
     let kind = if job.pattern.writes() { Kind::Write } else { Kind::Read };
     let mut places = Places { next: 0, random: Random::new(1), job, places: size_bytes / job.block_bytes };
     let end = (seconds * 1e9) as Nanos;
-    // Of each command in flight: when its slot began it, and whether it is the flush.
+    // For each command in flight: when it was submitted (for a flush: when the command before it
+    // was), and whether it is a flush.
     let mut flying: HashMap<u64, (Nanos, bool)> = HashMap::new();
     let mut id = 0;
     let mut submit =
@@ -57,7 +60,7 @@ pub fn run(spec: &Spec, size_bytes: u64, job: Job, seconds: f64) -> Outcome {
     Outcome { iops: commands as f64 / seconds, mean_us }
 }
 
-/// Where the commands of a load go.
+/// The offsets of a load's commands.
 struct Places {
     next: u64,
     random: Random,

@@ -1,13 +1,13 @@
-//! The moving parts of an emulated device: when the media has done a command.
+//! The media of an emulated device: when it has done an access.
 
 use super::spec::{Disk, Flash, Media, Nanos, Spec, transfer_ns};
 
-/// Zones of a disk, each with its own rate and so its own track length.
+/// Number of a disk's zones. Each zone has a rate of its own, and so a track length of its own.
 const ZONES: u64 = 16;
-/// How far a disk reads on after a read, in bytes.
+/// How far a disk reads ahead after a read, in bytes.
 const READ_AHEAD_BYTES: u64 = 1 << 20;
 
-/// What the media is asked for.
+/// The kind of an access to the media.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
     /// Data from the media.
@@ -16,12 +16,12 @@ pub(super) enum Access {
     Write,
 }
 
-/// When the media is done with a command.
+/// When the media is done with an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Timing {
-    /// It can begin the next one.
+    /// When the media can begin the next access.
     pub(super) free: Nanos,
-    /// The data of this one is where it belongs.
+    /// When the data of this access is where it belongs.
     pub(super) done: Nanos,
 }
 
@@ -40,7 +40,7 @@ impl State {
         }
     }
 
-    /// Begins a command at `now`, which is not before the media was free.
+    /// Begins an access at `now`, at which the media must be free.
     pub(super) fn start(&mut self, now: Nanos, access: Access, offset: u64, len: u64) -> Timing {
         match self {
             State::Disk(disk) => disk.start(now, access, offset, len),
@@ -48,7 +48,7 @@ impl State {
         }
     }
 
-    /// How long the media would need to reach `offset`: what a queue is ordered by.
+    /// Time that the media needs to reach `offset`. The next command of a queue is picked by it.
     pub(super) fn reach_ns(&self, now: Nanos, access: Access, offset: u64) -> Nanos {
         match self {
             State::Disk(disk) => disk.reach_ns(now, access, offset),
@@ -56,7 +56,7 @@ impl State {
         }
     }
 
-    /// Where the head is, in bytes from the begin of the device.
+    /// Position of the head, in bytes from the begin of the device; 0 for flash.
     pub(super) fn head(&self) -> u64 {
         match self {
             State::Disk(disk) => disk.head,
@@ -64,7 +64,7 @@ impl State {
         }
     }
 
-    /// How many commands the drive looks at to pick the next.
+    /// Number of commands among which the drive picks the next one.
     pub(super) fn queue(&self) -> usize {
         match self {
             State::Disk(disk) => disk.spec.queue as usize,
@@ -73,15 +73,15 @@ impl State {
     }
 }
 
-/// An arm over turning platters.
+/// A disk: an arm over turning platters.
 #[derive(Debug, Clone)]
 pub(super) struct DiskState {
     spec: Disk,
     size_bytes: u64,
-    /// End of the last transfer, as a place and as a time.
+    /// Where the last transfer ended, and when.
     head: u64,
     head_at: Nanos,
-    /// The last transfer was a read, which the drive goes on with on its own.
+    /// Whether the last transfer was a read; the drive then reads ahead.
     reads_on: bool,
 }
 
@@ -99,7 +99,7 @@ impl DiskState {
         Timing { free: done, done }
     }
 
-    /// Seek and turn until the head is over `offset`.
+    /// Time to seek and turn until the head is over `offset`; 0 if the read-ahead has reached it.
     fn reach_ns(&self, now: Nanos, access: Access, offset: u64) -> Nanos {
         if self.read_ahead(now, access, offset, 0).is_some() {
             return 0;
@@ -108,23 +108,25 @@ impl DiskState {
         let turn = self.spec.turn_ns as f64;
         let angle = ((now + seek) % self.spec.turn_ns) as f64 / turn;
         let wait = (self.angle(offset) - angle).rem_euclid(1.0) * turn;
-        // A whole turn less a rounding error is none.
+        // A wait of a whole turn, less a rounding error, is no wait.
         let wait = if wait > turn - 2.0 { 0 } else { wait as Nanos };
         seek + wait
     }
 
-    /// When a read is done that goes on where the last one ended: the drive has read on meanwhile.
+    /// When a read is done that continues the last read: the drive has read ahead meanwhile. `None`
+    /// for any other access.
     fn read_ahead(&self, now: Nanos, access: Access, offset: u64, len: u64) -> Option<Nanos> {
         if !self.reads_on || access != Access::Read || offset != self.head {
             return None;
         }
-        // The drive stops when its buffer is full; the head then waits over the place.
+        // The drive stops when its buffer is full. The head then waits over that place.
         let ahead = self.transfer_ns(offset, READ_AHEAD_BYTES.min(self.size_bytes));
         let from = self.head_at.max(now.saturating_sub(ahead));
         Some((from + self.transfer_ns(offset, len)).max(now))
     }
 
-    /// Square root of the distance between the shortest and the longest seek; none within a track.
+    /// Seek time for a distance: between the shortest and the longest seek it grows with the square
+    /// root of the distance. 0 within a track.
     fn seek_ns(&self, distance: u64) -> Nanos {
         if distance < self.track_bytes(self.zone(self.head)) {
             return 0;
@@ -148,7 +150,7 @@ impl DiskState {
         (u128::from(self.rate(zone)) * u128::from(self.spec.turn_ns) / 1_000_000_000).max(1) as u64
     }
 
-    /// Where on the track `offset` is, as a part of a turn.
+    /// The position of `offset` on its track, as a part of a turn.
     fn angle(&self, offset: u64) -> f64 {
         let zone = self.zone(offset);
         let begin = (u128::from(zone) * u128::from(self.size_bytes)).div_ceil(u128::from(ZONES)) as u64;
@@ -161,12 +163,12 @@ impl DiskState {
     }
 }
 
-/// Chips that work side by side behind one controller.
+/// Flash chips that work in parallel behind one controller.
 #[derive(Debug, Clone)]
 pub(super) struct FlashState {
     spec: Flash,
     free: Nanos,
-    /// Bytes in the fast part.
+    /// Bytes in the single-level cells.
     burst_used: u64,
 }
 

@@ -1,7 +1,9 @@
-//! Devices: those of the machine ([`real`]), and emulated ones, disks and SSDs of a class, on a machine that has neither.
+//! Devices: those of the machine ([`real`]), and emulated disks and SSDs of a class, for a machine
+//! that has neither.
 //!
-//! A [`Spec`] says what a device can do, a [`preset`] what one of a class does; the [`model`] makes times of commands out of
-//! it, and [`Emulated`] is a file whose every access takes as long as the model says. What can go wrong with it is in [`faults`].
+//! A [`Spec`] has the properties of a device, and a [`preset`] those of a class of devices. The
+//! [`model`] computes the times of commands from a spec. [`Emulated`] is a file on which each
+//! access takes as long as the model says. Its faults are in [`faults`].
 
 pub mod calibrate;
 mod emulated;

@@ -1,7 +1,8 @@
-//! What an emulated device does and when, in simulated time: no thread, no clock, no data.
+//! The timing of an emulated device in simulated time, without threads, clock or data.
 //!
-//! A command crosses the link, then waits for the media or, as a write, for room in the write cache, which empties itself to the
-//! media in the background. Reads go before that; a flush, or a cache that is nearly full, makes both take turns.
+//! A command crosses the link. Then it waits for the media or, if it is a write, for room in the
+//! write cache. The cache is destaged to the media in the background. Reads have priority over
+//! destaging. When a flush waits, or when the cache is nearly full, both take turns.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -9,9 +10,9 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use super::media::{Access, State};
 use super::spec::{Media, Nanos, Spec, WriteCache, transfer_ns};
 
-/// A command that has waited for so many turns of a disk goes first, wherever the head is.
+/// A command that has waited for this number of turns of a disk goes first, wherever the head is.
 const PATIENCE_TURNS: u64 = 60;
-/// Entries of the write cache among which the next for the media is picked.
+/// Most entries of the write cache among which the next one for the media is picked.
 const CACHE_QUEUE: usize = 64;
 
 /// What a command does.
@@ -21,29 +22,29 @@ pub enum Kind {
     Read,
     /// Writes data.
     Write,
-    /// Puts everything that was completed before on the media.
+    /// Puts all data of commands that were completed before on the media.
     Flush,
-    /// Gives space back.
+    /// Frees space.
     Trim,
 }
 
 /// A command to the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Command {
-    /// What it does.
+    /// What the command does.
     pub kind: Kind,
     /// Byte offset; 0 for a flush.
     pub offset: u64,
-    /// Bytes; 0 for a flush.
+    /// Length in bytes; 0 for a flush.
     pub len: u64,
 }
 
-/// Something that will happen, in the order of time and, at one time, of its number.
+/// Something that will happen. Events are ordered by time, then by kind, then by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A command, and the data of a write, has crossed the link.
+    /// A command, with the data if it is a write, has crossed the link.
     Arrived(u64),
-    /// The media has done a read or a write of the queue.
+    /// The media has done a queued read or write.
     Accessed(u64),
     /// An entry of the write cache is on the media.
     Destaged(u64),
@@ -63,7 +64,7 @@ struct Waiting {
     since: Nanos,
 }
 
-/// A write in the cache.
+/// A write in the write cache.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     len: u64,
@@ -83,23 +84,23 @@ pub struct Model {
     events: BinaryHeap<Reverse<(Nanos, Event)>>,
     waiting: VecDeque<Waiting>,
     cache: Cache,
-    /// Flushes that wait, each for the entries below a number, and those that run.
+    /// Flushes that wait, each for the cache entries below a number; and the flushes that run.
     flushes: Vec<(u64, u64)>,
     flushing: Vec<u64>,
     cache_turn: bool,
     done: VecDeque<u64>,
 }
 
-/// The write cache: what the media does not have yet.
+/// The write cache: data that the media does not have yet.
 #[derive(Debug, Default)]
 struct Cache {
     bytes: u64,
-    /// By offset; what is on its way to the media is not here any more.
+    /// Entries by offset, without those on their way to the media.
     entries: BTreeMap<u64, Entry>,
-    /// Lengths of all entries by their numbers, those on their way included.
+    /// Lengths of all entries by number, including those on their way to the media.
     lengths: BTreeMap<u64, u64>,
     next: u64,
-    /// Writes that wait for room.
+    /// Ids of writes that wait for room.
     waiting: VecDeque<u64>,
 }
 
@@ -125,17 +126,19 @@ impl Model {
         }
     }
 
-    /// The same device with nothing on its way and nothing in its caches, at the same time.
+    /// This device at this time, with no command under way and with empty caches.
     pub fn anew(&self) -> Model {
         self.anew_as(self.spec.clone())
     }
 
-    /// A device like `spec` of this size with nothing on its way and nothing in its caches, at this time.
+    /// A device like `spec`, of this device's size, at this time, with no command under way and
+    /// with empty caches.
     pub fn anew_as(&self, spec: Spec) -> Model {
         Model { now: self.now, ..Model::new(spec, self.size_bytes) }
     }
 
-    /// A command reaches the device at `now`, or at the time that it has been advanced to, if that is later. `id` is the caller's and unique among those not done.
+    /// Submits a command at `now`, or at the time to which the device has been advanced, if that is
+    /// later. The caller chooses `id`, which is unique among the commands that are not done.
     pub fn submit(&mut self, now: Nanos, id: u64, command: Command) {
         self.advance(now);
         let now = self.now;
@@ -145,10 +148,10 @@ impl Model {
         self.at(at, Event::Arrived(id));
     }
 
-    /// Turns the write cache on or off. What is in it goes to the media all the same.
+    /// Turns the write cache on or off. Data in the cache still goes to the media.
     pub fn set_cache(&mut self, cache: Option<WriteCache>) {
         self.spec.cache = cache;
-        // A write that waits for room in it now waits for the media.
+        // A write that waited for room in the cache now waits for the media.
         if cache.is_none() {
             for id in std::mem::take(&mut self.cache.waiting) {
                 self.wait(id, Access::Write);
@@ -157,12 +160,12 @@ impl Model {
         }
     }
 
-    /// When something happens next, if nothing is submitted before.
+    /// When the next event happens, if no command is submitted before.
     pub fn next(&self) -> Option<Nanos> {
         self.events.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Lets the time go on to `now`.
+    /// Advances the time to `now`.
     pub fn advance(&mut self, now: Nanos) {
         while let Some(&Reverse((at, event))) = self.events.peek()
             && at <= now
@@ -174,7 +177,7 @@ impl Model {
         self.now = self.now.max(now);
     }
 
-    /// The next command that is complete.
+    /// The id of the next command that is complete.
     pub fn completed(&mut self) -> Option<u64> {
         self.done.pop_front()
     }
@@ -188,7 +191,7 @@ impl Model {
         self.events.push(Reverse((at, event)));
     }
 
-    /// Takes the link for `bytes`, from `from` on; returns when they are over.
+    /// Occupies the link for `bytes`, from `from` on; returns when they have crossed it.
     fn carry(&mut self, from: Nanos, bytes: u64) -> Nanos {
         if bytes == 0 {
             return from;
@@ -248,7 +251,7 @@ impl Model {
         self.waiting.push_back(Waiting { id, access, since: self.now });
     }
 
-    /// Writes for which there is room are complete.
+    /// Completes the writes for which there is room in the cache.
     fn take_into_cache(&mut self) {
         let Some(size) = self.spec.cache.map(|cache| cache.bytes) else { return };
         while let Some(&id) = self.cache.waiting.front() {
@@ -267,7 +270,7 @@ impl Model {
         self.take_into_cache();
     }
 
-    /// Begins what the media is to do next, if it is free.
+    /// Begins the next work of the media, if the media is free.
     fn run_media(&mut self) {
         if self.media_busy || self.start_flush() {
             return;
@@ -284,7 +287,8 @@ impl Model {
         }
     }
 
-    /// Begins the flush of all that have nothing left to wait for. It has the media for itself.
+    /// Begins one flush of the media for all flush commands that have nothing left to wait for.
+    /// Meanwhile the media does nothing else. Returns whether there is such a command.
     fn start_flush(&mut self) -> bool {
         let first = self.cache.lengths.keys().next().copied().unwrap_or(u64::MAX);
         let (ready, wait): (Vec<_>, Vec<_>) = self.flushes.iter().partition(|&&(_, below)| below <= first);
@@ -298,7 +302,8 @@ impl Model {
         true
     }
 
-    /// Begins the access that is reached first, or that has waited for too long.
+    /// Begins the access that is reached first, or the oldest one if it has waited for too long.
+    /// Returns whether there is one.
     fn access_next(&mut self) -> bool {
         let Some(oldest) = self.waiting.front() else { return false };
         let patience = match &self.spec.media {
@@ -318,8 +323,9 @@ impl Model {
         true
     }
 
-    /// Begins to put an entry of the write cache on the media. While a flush waits only what it waits for is looked at:
-    /// otherwise a stream of writes beside it could keep it waiting for good.
+    /// Begins to put an entry of the write cache on the media; returns whether there is one. While
+    /// flushes wait, only entries that they wait for are picked: otherwise a stream of later writes
+    /// could delay a flush without end.
     fn destage_next(&mut self) -> bool {
         let below = self.flushes.iter().map(|&(_, below)| below).max().unwrap_or(u64::MAX);
         let head = self.media.head();
@@ -344,7 +350,8 @@ impl Model {
 }
 
 impl Cache {
-    /// Takes a write; the same place again costs no more room.
+    /// Takes a write. A write to an offset that is in the cache needs no more room, unless it is
+    /// longer.
     fn insert(&mut self, offset: u64, len: u64) {
         let number = self.next;
         let entry = self.entries.entry(offset).or_insert(Entry { len: 0, number });
@@ -358,7 +365,7 @@ impl Cache {
         }
     }
 
-    /// Whether one entry has all of a range.
+    /// Whether one entry has the whole range.
     fn holds(&self, offset: u64, len: u64) -> bool {
         let before = self.entries.range(..=offset).next_back();
         before.is_some_and(|(&begin, entry)| begin + entry.len >= offset + len)
@@ -376,7 +383,8 @@ mod tests {
         Command { kind: Kind::Write, offset, len }
     }
 
-    /// When the command `id` is done, while another writer always has a MiB on its way to the places from 0 on.
+    /// When the command `id` is done, while another writer always has writes of 1 MiB in flight, to
+    /// offsets from 0 on.
     fn done_beside_a_stream(model: &mut Model, id: u64) -> Nanos {
         let mut place = 0;
         loop {
@@ -404,7 +412,8 @@ mod tests {
             model.advance(1_000_000);
             model.submit(1_000_000, 2, Command { kind: Kind::Flush, offset: 0, len: 0 });
             let took = done_beside_a_stream(&mut model, 2);
-            // Whatever was in the cache, at the pace of the slowest media, and the seeks between.
+            // All data that can be in the cache, at the rate of the slowest media, and the seeks
+            // between.
             let limit = transfer_ns(cache.bytes * 4, 100_000_000) + 500_000_000;
             assert!(took < limit, "{}: {} ms", preset.spec.name, took / 1_000_000);
         }

@@ -1,4 +1,4 @@
-//! Devices of classes that one can buy, each with the figures that its class is known for.
+//! Devices of classes that can be bought, each with the figures that its class is known for.
 
 use super::spec::{Burst, Channel, Disk, Flash, Media, Nanos, Spec, WriteCache};
 use crate::fio::{Job, Pattern, Sync};
@@ -8,23 +8,23 @@ const MS: Nanos = 1_000_000;
 const MB: u64 = 1_000_000;
 const MIB: u64 = 1 << 20;
 
-/// A class of devices, and what a good exemplar of it does.
+/// A class of devices, with the properties of a good device of that class.
 #[derive(Debug, Clone)]
 pub struct Preset {
-    /// What it can do.
+    /// The properties.
     pub spec: Spec,
-    /// What it is, in one line.
+    /// A description of the class, in one line.
     pub what: &'static str,
-    /// Figures that data sheets of the class name.
+    /// Figures that data sheets of the class state.
     pub nominal: Vec<Nominal>,
 }
 
 /// A figure of a data sheet.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Nominal {
-    /// What is done.
+    /// The load.
     pub job: Job,
-    /// Commands per second.
+    /// Commands per second under that load.
     pub iops: f64,
 }
 
@@ -33,7 +33,7 @@ pub fn all() -> Vec<Preset> {
     vec![hdd(), hdd_uncached(), ssd(), consumer_ssd(), nvme(), nvme_slow_slot()]
 }
 
-/// The preset of that name.
+/// The preset with that name, if there is one.
 pub fn find(name: &str) -> Option<Preset> {
     all().into_iter().find(|preset| preset.spec.name == name)
 }
@@ -46,13 +46,13 @@ fn with_flush(iops: f64) -> Nominal {
     Nominal { job: Job::new(Pattern::Write, 4096, 1).with(Sync::Flush), iops }
 }
 
-/// Rate in megabytes per second, as commands of 1 MiB.
+/// A rate in megabytes per second, as the number of commands of 1 MiB per second.
 fn mib_commands(mb_per_s: f64) -> f64 {
     mb_per_s * 1e6 / MIB as f64
 }
 
-/// 3.5" SATA, 7,200 turns per minute: average seek 8.5 ms, 75 random reads per second one at a time, twice as many with
-/// a queue of 32, 210 MB/s outside.
+/// 3.5" SATA, 7,200 turns per minute: average seek 8.5 ms, 75 random reads per second one at a
+/// time, twice as many with a queue of 32, 210 MB/s at the outer edge.
 fn hdd() -> Preset {
     Preset {
         what: "7,200 rpm SATA disk, write cache on",
@@ -80,7 +80,8 @@ fn hdd() -> Preset {
     }
 }
 
-/// That disk with its write cache off: a write takes as long as the arm and the platter do, and a flush has nothing to wait for.
+/// The disk of `hdd` with its write cache off: a write takes as long as the arm and the platter
+/// need, and a flush has nothing to wait for.
 fn hdd_uncached() -> Preset {
     let Preset { spec, nominal, .. } = hdd();
     Preset {
@@ -117,7 +118,8 @@ fn ssd() -> Preset {
     }
 }
 
-/// 2.5" SATA for desktops: fast until its fast cells are full, and 2 MB/s when every 4 KiB write has to be on the media.
+/// 2.5" SATA for desktops: fast until its fast cells are full, and 2 MB/s when every 4 KiB write
+/// has to be on the media.
 fn consumer_ssd() -> Preset {
     Preset {
         what: "SATA SSD for desktops, write cache not protected",
@@ -169,7 +171,8 @@ fn nvme() -> Preset {
     }
 }
 
-/// That SSD in a slot with one lane of PCI Express 2.0, behind a switch: 500 MB/s, of which the protocol leaves some 80 %.
+/// The SSD of `nvme` in a slot with one lane of PCI Express 2.0, behind a switch: 500 MB/s, of
+/// which the protocol leaves some 80 %.
 fn nvme_slow_slot() -> Preset {
     let nvme = nvme().spec;
     Preset {
@@ -194,7 +197,7 @@ mod tests {
     use super::super::load::run;
     use super::*;
 
-    /// Size of the devices here: that of an emulated one.
+    /// Size of the devices in these tests, in bytes: as in a calibration.
     const SIZE: u64 = 16 << 30;
 
     #[test]

@@ -1,4 +1,4 @@
-//! The machine's own block devices, as `lsblk` tells of them.
+//! The machine's own block devices, as `lsblk` reports them.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -8,11 +8,12 @@ use std::process::{Command, Output, Stdio};
 
 use serde::{Deserialize, Serialize};
 
-/// What is asked of `lsblk`.
+/// The columns that `lsblk` is asked for.
 const COLUMNS: &str = "PATH,TYPE,SIZE,ROTA,RO,RM,TRAN,MODEL,FSTYPE,PTTYPE,MOUNTPOINTS,ZONED";
-/// The release that has all of these columns.
+/// The first release with all of these columns.
 const LSBLK_MIN: &str = "util-linux 2.37";
-/// Devices that the kernel calls disks and that are no drives of the machine: how their names begin, and what they are.
+/// Devices that the kernel calls disks and that are no drives of the machine: the begin of the
+/// name, and what the device is.
 const NO_DRIVES: [(&str, &str); 10] = [
     ("rbd", "a mapped RBD image"),
     ("nbd", "a network block device"),
@@ -29,49 +30,50 @@ const NO_DRIVES: [(&str, &str); 10] = [
 /// A block device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Real {
-    /// Its node, such as `/dev/sda`.
+    /// The device node, such as `/dev/sda`.
     pub path: String,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// The media turns, as far as the kernel knows.
+    /// Whether the media is rotational; true if the kernel does not report it.
     pub rotational: bool,
-    /// How it is attached: `sata`, `nvme`, `virtio`.
+    /// How the device is attached: `sata`, `nvme`, `virtio`.
     pub transport: Option<String>,
-    /// What its maker calls it.
+    /// The model's name.
     pub model: Option<String>,
-    /// What it is if it is no drive of this machine: a mapped image, memory, a USB stick.
+    /// What the device is if it is no drive of this machine: a mapped image, memory, a USB stick.
     pub no_drive: Option<String>,
-    /// Why nothing can be put on it, whatever it holds: it is read-only or zoned.
+    /// Why nothing can be put on the device, whatever it holds: it is read-only or zoned.
     pub unfit: Option<String>,
-    /// What speaks against writing to it; `None` when nothing does.
+    /// What speaks against writing to the device; `None` when nothing does.
     pub in_use: Option<String>,
 }
 
 impl Real {
-    /// Why nothing is to be written to it; `None` when it is free.
+    /// Why nothing may be written to the device; `None` when it is free.
     pub fn refusal(&self) -> Option<&str> {
         self.unfit.as_deref().or(self.in_use.as_deref())
     }
 }
 
-/// Why the devices are not known.
+/// Why the devices could not be listed.
 #[derive(Debug, thiserror::Error)]
 pub enum RealError {
-    /// `lsblk` is not there.
+    /// `lsblk` could not be run.
     #[error("cannot run lsblk: {0}; on Debian: apt-get install util-linux")]
     NotRun(std::io::Error),
-    /// It lacks an option or a column.
+    /// `lsblk` lacks an option or a column.
     #[error("lsblk is too old ({0}): install {LSBLK_MIN} or later")]
     TooOld(String),
-    /// It failed, or said what is not understood.
+    /// `lsblk` failed, or its output was not understood.
     #[error("lsblk failed: {0}")]
     Failed(String),
 }
 
-/// Whole devices with a medium: disks, not their parts, multipath maps in place of their paths, and loop devices.
+/// All devices with a medium: disks and loop devices without their partitions, and multipath maps
+/// in place of their paths.
 ///
 /// # Errors
-/// When `lsblk` cannot be had, is too old, or fails.
+/// When `lsblk` cannot be run, is too old, or fails.
 pub fn all() -> Result<Vec<Real>, RealError> {
     let mut command = Command::new("lsblk");
     command.args(["--json", "--bytes", "--output", COLUMNS]).stdin(Stdio::null());
@@ -86,7 +88,7 @@ pub fn all() -> Result<Vec<Real>, RealError> {
     Ok(devices)
 }
 
-/// What `lsblk` means by what it says when it fails.
+/// The error that a message of `lsblk` stands for.
 fn failure(stderr: &str) -> RealError {
     let line = stderr.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it says nothing");
     let line = line.strip_prefix("lsblk: ").unwrap_or(line).to_string();
@@ -94,11 +96,11 @@ fn failure(stderr: &str) -> RealError {
     if old.iter().any(|part| line.contains(part)) { RealError::TooOld(line) } else { RealError::Failed(line) }
 }
 
-/// Reads what `lsblk --json --bytes` prints with the columns that [`all`] asks for. A device of unknown size, or without a medium, is
-/// left out.
+/// Parses the output of `lsblk --json --bytes` with the columns that [`all`] asks for. A device of
+/// unknown size, or without a medium, is left out.
 ///
 /// # Errors
-/// When it is something else, or lacks a column.
+/// When the output is something else, or lacks a column.
 pub fn parse(json: &[u8]) -> Result<Vec<Real>, RealError> {
     let listing: Listing = serde_json::from_slice(json).map_err(|error| {
         let why = error.to_string();
@@ -108,13 +110,14 @@ pub fn parse(json: &[u8]) -> Result<Vec<Real>, RealError> {
     for node in listing.blockdevices.iter().filter(|node| ["disk", "loop"].contains(&node.kind.as_str())) {
         let map = node.children.iter().find(|child| child.kind == MULTIPATH);
         let found = map.map_or_else(|| node.device(node), |map| map.device(node));
-        // Each path of a multipath device shows the map.
+        // Each path of a multipath device has the map as a child.
         devices.extend(found.filter(|found| devices.iter().all(|device| device.path != found.path)));
     }
     Ok(devices)
 }
 
-/// Whether the write cache of a SATA or SAS disk is on; `None` when that is not known, or `hdparm` is not installed.
+/// Whether the write cache of a SATA or SAS disk is on; `None` when that is not known, or when
+/// `hdparm` is not installed.
 pub fn write_cache(path: &Path) -> Option<bool> {
     let output = hdparm("-W", path).ok()?;
     match String::from_utf8_lossy(&output.stdout).split_once("write-caching =")?.1.trim().chars().next()? {
@@ -124,10 +127,11 @@ pub fn write_cache(path: &Path) -> Option<bool> {
     }
 }
 
-/// Turns the write cache of such a disk on or off. When this process ends before it is on again, `hdparm -W1` turns it on.
+/// Turns the write cache of a SATA or SAS disk on or off. If this process ends while the cache is
+/// off, the cache stays off, and an operator has to turn it on with `hdparm -W1`.
 ///
 /// # Errors
-/// When the disk does not take it.
+/// When the disk does not accept the setting.
 pub fn set_write_cache(path: &Path, on: bool) -> io::Result<()> {
     hdparm(if on { "-W1" } else { "-W0" }, path)?;
     if write_cache(path) == Some(on) { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
@@ -138,14 +142,15 @@ fn hdparm(option: &str, path: &Path) -> io::Result<Output> {
     if output.status.success() { Ok(output) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
-/// A program that has a device for itself leaves no other trace than that nobody else gets it.
+/// The message that a program has the device for itself; `None` if none has. Only a failed
+/// exclusive open shows that.
 fn taken(path: &str) -> Option<String> {
     let open = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
     let busy = open.is_err_and(|e| e.kind() == std::io::ErrorKind::ResourceBusy);
     busy.then(|| "in use by a program".to_string())
 }
 
-/// The type of a device that is reached by several paths.
+/// lsblk's type of a multipath map, a device that is reached by several paths.
 const MULTIPATH: &str = "mpath";
 
 #[derive(Debug, Deserialize)]
@@ -153,7 +158,8 @@ struct Listing {
     blockdevices: Vec<Node>,
 }
 
-/// A node of the tree that `lsblk` prints. A value that the kernel does not tell is null; a column that is not there is an error.
+/// A node of the tree that `lsblk` prints. A value that the kernel does not report is null; a
+/// missing column is an error.
 #[derive(Debug, Deserialize)]
 struct Node {
     path: String,
@@ -179,7 +185,8 @@ struct Node {
 }
 
 impl Node {
-    /// The node as a device, of which `hardware` tells how it is attached; `None` without a size.
+    /// The node as a device; `None` without a size. `hardware` is the node that has how the device
+    /// is attached.
     fn device(&self, hardware: &Node) -> Option<Real> {
         let bytes = self.size.filter(|&bytes| bytes > 0)?;
         let model = hardware.model.as_deref().map(str::trim).filter(|model| !model.is_empty());
@@ -216,7 +223,8 @@ impl Node {
         Some(format!("zoned ({zoned}): it takes writes in order only"))
     }
 
-    /// The strongest reason not to write to it: something mounted on it, or on what lies on it, before what it holds.
+    /// The strongest reason not to write to the device: a mount of the device, or of something on
+    /// it, comes before what it holds.
     fn in_use(&self) -> Option<String> {
         if let Some(path) = self.mounted() {
             return Some(format!("mounted at {path}"));

@@ -1,4 +1,5 @@
-//! What the kernel asks of an emulated device: files on it, and the commands that they mean.
+//! The FUSE server of an emulated device: the files on the device, and the device's commands for
+//! the kernel's requests.
 
 use std::ffi::OsStr;
 use std::io;
@@ -19,19 +20,20 @@ use super::faults::{Fate, Operation, Ticket};
 use super::files::{Extent, Files, Refused};
 use super::model::{Command, Kind};
 
-/// How long the kernel may believe what it was told of a file: for good, as all changes come through it.
+/// How long the kernel may keep a file's attributes: long, because all changes go through the
+/// kernel.
 const TTL: Duration = Duration::from_secs(86_400);
 /// Largest transfer of one command, in bytes.
 const TRANSFER_BYTES_MAX: u32 = 1 << 20;
-/// Requests that the kernel sends before it waits for answers: more than any queue depth that is measured.
+/// Requests that the kernel sends before it waits for answers: more than any measured queue depth.
 const IN_FLIGHT_MAX: u16 = 512;
-/// Unit of all transfers.
+/// Unit of a file's number of blocks, in bytes.
 const SECTOR_BYTES: u64 = 512;
-/// Unit of space in what `df` shows.
+/// Unit of space in the output of `df`, in bytes.
 const BLOCK_BYTES: u64 = 4096;
-/// Longest name of a file.
+/// Longest name of a file, in bytes.
 const NAME_BYTES_MAX: u32 = 255;
-/// Nothing of a device is in the kernel's memory, and writes to it go side by side.
+/// The kernel caches nothing of a device, and writes to a file go in parallel.
 const OPENED: FopenFlags = FopenFlags::FOPEN_DIRECT_IO.union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
 
 /// The FUSE server of a device.
@@ -74,7 +76,7 @@ impl Server {
         })
     }
 
-    /// Space that files have given back reads as zeroes when it is given out again.
+    /// Makes space that files have given back read as zeroes when it is used again.
     fn clear(&self, freed: Vec<(u64, u64)>) -> io::Result<()> {
         self.0.faults.clear(&self.0.data, &freed)?;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -84,7 +86,7 @@ impl Server {
         Ok(())
     }
 
-    /// Answers a change of the directory, which is not on the device's clock.
+    /// Answers a change of the directory, which takes none of the device's simulated time.
     fn change(&self, done: Result<Vec<(u64, u64)>, Refused>, reply: ReplyEmpty) {
         match done.map_err(Errno::from).and_then(|freed| self.clear(freed).map_err(Errno::from)) {
             Ok(()) => reply.ok(),
@@ -92,14 +94,15 @@ impl Server {
         }
     }
 
-    /// The command for a transfer: one that goes to several places is one command at the first of them.
+    /// The command for a transfer. A transfer to several places is one command at the first of
+    /// these places.
     fn command(kind: Kind, extents: &[Extent]) -> Option<Command> {
         let offset = extents.iter().find_map(|(place, _)| *place)?;
         let on_device = extents.iter().filter(|(place, _)| place.is_some());
         Some(Command { kind, offset, len: on_device.map(|(_, len)| len).sum() })
     }
 
-    /// What becomes of an operation; the caller counts the operations.
+    /// What becomes of an operation. `Faults::begin` gives the operation its number.
     fn begin(
         &self,
         kind: Kind,
@@ -116,7 +119,7 @@ impl Server {
         faults.begin(Operation { kind, number: 0, file: &file, offset, len, data, durable })
     }
 
-    /// A flush of one file is one of the whole device.
+    /// Flushes the whole device: the flush of any one file is a flush of the whole device.
     fn flush_device(&self, inode: INodeNo, reply: ReplyEmpty) {
         let fate = self.begin(Kind::Flush, inode, (0, 0), &[], false);
         let ticket = self.0.faults.flush(fate);
@@ -138,7 +141,7 @@ impl Server {
 
 impl Filesystem for Server {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // What an older kernel does not know is left out: then fewer commands are in flight.
+        // A capability that an older kernel lacks is left out. Then fewer commands are in flight.
         let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
         let _ = config.set_max_write(TRANSFER_BYTES_MAX);
         let _ = config.set_max_background(IN_FLIGHT_MAX);
@@ -254,7 +257,7 @@ impl Filesystem for Server {
         mut reply: ReplyDirectory,
     ) {
         for (at, (name, inode)) in self.0.files().names().into_iter().enumerate().skip(offset as usize) {
-            // The offset is that of the next one.
+            // The offset is that of the next entry.
             if reply.add(INodeNo(inode), at as u64 + 1, FileType::RegularFile, name) {
                 break;
             }
@@ -308,7 +311,7 @@ impl Filesystem for Server {
         }
         match Server::command(Kind::Read, &extents) {
             Some(command) => self.0.submit(command, Answer::Read(reply, data), Ticket::None),
-            // What has no place is zeroes, which no device has to be asked for.
+            // A range without a place is zeroes, and needs no access to the device.
             None => reply.data(&data),
         }
     }
@@ -325,7 +328,7 @@ impl Filesystem for Server {
         _owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        // The kernel adds what a single write asks for to what the file was opened with.
+        // The kernel adds the flags of a single write to those with which the file was opened.
         let durable = flags.0 & libc::O_DSYNC != 0;
         let fate = self.begin(Kind::Write, inode, (offset, data.len() as u64), data, durable);
         let extents = {
@@ -363,7 +366,7 @@ impl Filesystem for Server {
         self.flush_device(inode, reply);
     }
 
-    /// A file that is closed; nothing has to be on the media for that.
+    /// Called when a file is closed. Nothing has to be on the media for that.
     fn flush(
         &self,
         _request: &Request,

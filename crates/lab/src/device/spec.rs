@@ -1,9 +1,9 @@
-//! What an emulated device can do, as its data sheet would say it.
+//! The properties of an emulated device, as a data sheet states them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A duration or a moment in nanoseconds.
+/// A duration or a point in time, in nanoseconds.
 pub type Nanos = u64;
 
 /// A device as its data sheet describes it.
@@ -14,27 +14,27 @@ pub struct Spec {
     pub name: String,
     /// Time that the controller adds to every command, in nanoseconds.
     pub command_ns: Nanos,
-    /// What the link carries in each second, in bytes; shared by all commands.
+    /// Throughput of the link in bytes per second, shared by all commands.
     pub link_bytes_per_s: u64,
-    /// Where the data ends up.
+    /// The media that the data is stored on.
     pub media: Media,
-    /// Memory of the device that takes writes before the media does.
+    /// The device's write cache, if it has one.
     pub cache: Option<WriteCache>,
-    /// What a flush costs beyond the writes that it waits for, in nanoseconds.
+    /// Time of a flush besides the writes that it waits for, in nanoseconds.
     pub flush_ns: Nanos,
 }
 
-/// Where data ends up.
+/// The media of a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Media {
-    /// Platters under one arm.
+    /// Platters with one arm.
     Disk(Disk),
-    /// Chips.
+    /// Flash chips.
     Flash(Flash),
 }
 
-/// Platters under one arm. The emulated device's whole size spans the whole stroke.
+/// Platters with one arm. The emulated device spans the arm's whole stroke, whatever its size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Disk {
@@ -42,47 +42,51 @@ pub struct Disk {
     pub turn_ns: Nanos,
     /// Shortest seek, to the next track, in nanoseconds.
     pub seek_min_ns: Nanos,
-    /// Seek from one end to the other, in nanoseconds. Between the two it grows with the square root of the distance.
+    /// Seek from one end to the other, in nanoseconds. Between the shortest and the longest seek,
+    /// the time grows with the square root of the distance.
     pub seek_max_ns: Nanos,
-    /// Sustained rate at the outer edge, where a device begins, in bytes per second.
+    /// Sustained rate at the outer edge, where the device's offsets begin, in bytes per second.
     pub outer_bytes_per_s: u64,
     /// Sustained rate at the inner edge, in bytes per second.
     pub inner_bytes_per_s: u64,
-    /// Commands among which the drive picks the one that its head reaches first.
+    /// Number of queued commands among which the drive picks the one that its head reaches first.
     pub queue: u32,
 }
 
-/// Chips behind a controller.
+/// Flash chips behind a controller.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Flash {
-    /// Reads.
+    /// How reads are served.
     pub read: Channel,
-    /// Writes.
+    /// How writes are served.
     pub write: Channel,
-    /// A part that takes writes faster until it is full.
+    /// A part that takes writes faster until it is full, if there is one.
     pub burst: Option<Burst>,
 }
 
-/// How flash serves one kind of command: each takes `latency_ns`, and so many overlap that one begins every `command_ns`.
+/// How flash serves one kind of command: each command takes `latency_ns`, and commands overlap so
+/// that one begins every `command_ns`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Channel {
-    /// From the begin of a command to its end, in nanoseconds.
+    /// Time of a command without its transfer, in nanoseconds.
     pub latency_ns: Nanos,
-    /// Shortest time between two commands, in nanoseconds.
+    /// Shortest time between the begins of two commands, in nanoseconds.
     pub command_ns: Nanos,
-    /// Bytes per second in large commands.
+    /// Throughput of large commands, in bytes per second.
     pub bytes_per_s: u64,
 }
 
-/// Single-level cells in front of the others (an SLC cache): when they are full, writes go at the speed of the rest.
+/// Single-level cells in front of the other cells (an SLC cache). When they are full, writes go at
+/// the speed of the other cells.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Burst {
-    /// How much they take, in bytes.
+    /// Size of these cells in bytes.
     pub bytes: u64,
-    /// Bytes per second when they are full, and at which they are emptied when nothing else is to be done.
+    /// Throughput of writes when these cells are full, in bytes per second. The cells are emptied
+    /// at this rate while the device is idle.
     pub bytes_per_s_after: u64,
 }
 
@@ -90,14 +94,14 @@ pub struct Burst {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WriteCache {
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// It survives a power failure, so a flush has nothing to wait for.
+    /// Whether the cache survives a power failure, so that a flush has nothing to wait for.
     pub protected: bool,
 }
 
 impl Spec {
-    /// The same device, slower by `factor` in everything that takes time; sizes stay.
+    /// This device, slower by `factor` in everything that takes time; sizes stay.
     pub fn slowed(&self, factor: u32) -> Spec {
         let f = u64::from(factor);
         let channel = |c: Channel| Channel {
@@ -132,13 +136,13 @@ impl Spec {
         }
     }
 
-    /// Whether the media turns.
+    /// Whether the media is rotational.
     pub fn is_rotational(&self) -> bool {
         matches!(self.media, Media::Disk(_))
     }
 }
 
-/// Time for `bytes` at `bytes_per_s`, in nanoseconds.
+/// Time to transfer `bytes` at `bytes_per_s`, in nanoseconds.
 pub(super) fn transfer_ns(bytes: u64, bytes_per_s: u64) -> Nanos {
     (u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_s.max(1))) as Nanos
 }

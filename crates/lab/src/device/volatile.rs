@@ -1,65 +1,69 @@
-//! A write cache that forgets when the power fails: what is on the media, and what of the rest gets there.
+//! A write cache that loses its content in a power failure: what is on the media, and which of the
+//! cached writes get there.
 //!
-//! What a reader gets is in the device's file. Here is, sector by sector, what the media holds instead, and in which order the writes
-//! came that it does not have for sure.
+//! The device's file has what a reader gets. The state here has, sector by sector, what the media
+//! holds instead, and the order of the writes that may not be on the media.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::random::Random;
 
-/// What the media takes as a whole or not at all, in bytes.
+/// Size of a sector in bytes. The media takes a sector as a whole or not at all.
 pub(super) const SECTOR_BYTES: usize = 512;
-/// Parts of the writes that a power failure takes, in percent: one of them, by chance.
+/// Parts of the writes that a power failure loses, in percent. One of them is picked by chance.
 const LOST_PERCENT: [u64; 6] = [0, 3, 20, 50, 90, 100];
-/// Part of the others that it tears, in percent.
+/// Part of the remaining writes that the power failure tears, in percent. It tears none if 0 was
+/// picked from [`LOST_PERCENT`].
 const TORN_PERCENT: u64 = 15;
 
-/// A write, in the order in which they came, from 1 on.
+/// The number of a write, in the order in which writes arrive, from 1.
 pub(super) type Number = u64;
 
 /// The content of one sector.
 pub(super) type Sector = Box<[u8; SECTOR_BYTES]>;
 
-/// Whole sectors of the device, before a write and after it.
+/// Whole sectors of the device, with their content before and after a write.
 #[derive(Debug)]
 pub(super) struct Piece {
-    /// Number of the first.
+    /// Number of the first sector.
     pub(super) sector: u64,
-    /// What they held.
+    /// Content of the sectors before the write.
     pub(super) before: Vec<u8>,
-    /// What they hold now; as many bytes.
+    /// Content of the sectors after the write; as many bytes as before.
     pub(super) after: Vec<u8>,
 }
 
-/// What a power failure made of the writes that were not stable.
+/// What a power failure did to the writes that were not stable.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Losses {
-    /// Writes that are on the media as they were sent.
+    /// Writes that are on the media as a whole.
     pub kept: u64,
-    /// Writes of which a part of the sectors is there.
+    /// Torn writes: any of their sectors may be on the media.
     pub torn: u64,
-    /// Writes of which nothing is there.
+    /// Writes of which no sector is on the media.
     pub lost: u64,
 }
 
-/// A write that the media may not have.
+/// A write that may not be on the media.
 #[derive(Debug)]
 struct Write {
-    /// Numbers of first sectors, and what they hold.
+    /// Numbers of first sectors, each with the content from there on.
     pieces: Vec<(u64, Vec<u8>)>,
-    /// It is over, so that the next flush is to cover it.
+    /// Whether the write is over, so that the next flush has to cover it.
     over: bool,
-    /// The flush that was to cover it has failed, and the next one knows nothing of it.
+    /// Whether a flush that should have covered the write has failed. Later flushes do not cover
+    /// it.
     forsaken: bool,
 }
 
-/// A sector of the media that may be older than what a reader gets.
+/// A sector's content on the media, which may be older than what a reader gets.
 #[derive(Debug)]
 struct Stable {
     content: Sector,
-    /// The write that it is of; 0 for what was there before any that is known here.
+    /// The number of the write that the content is from; 0 for content from before all known
+    /// writes.
     number: Number,
-    /// Writes in the cache that are to change it.
+    /// Number of writes in the cache that change this sector.
     writes: u32,
 }
 
@@ -79,7 +83,7 @@ impl Write {
 }
 
 impl Volatile {
-    /// Takes a write into the cache.
+    /// Takes a write into the cache; returns its number.
     pub(super) fn write(&mut self, pieces: Vec<Piece>) -> Number {
         self.last += 1;
         let mut write = Write { pieces: Vec::with_capacity(pieces.len()), over: false, forsaken: false };
@@ -95,26 +99,27 @@ impl Volatile {
         self.last
     }
 
-    /// A write was answered.
+    /// Records that a write was answered.
     pub(super) fn answered(&mut self, number: Number) {
         if let Some(write) = self.writes.get_mut(&number) {
             write.over = true;
         }
     }
 
-    /// Nothing is under way any more: what is in the cache of writes that were never answered is covered by the next flush, too. The
-    /// next process reads it, and takes it for what it is.
+    /// Records that no write is under way any more. The next flush then also covers writes that
+    /// were never answered, because the next process can read their data from the cache.
     pub(super) fn all_over(&mut self) {
         self.writes.values_mut().for_each(|write| write.over = true);
     }
 
-    /// The writes that a flush which comes now makes stable.
+    /// The writes that a flush makes stable if it arrives now.
     pub(super) fn flushable(&self) -> Vec<Number> {
         let due = self.writes.iter().filter(|(_, write)| write.over && !write.forsaken);
         due.map(|(&number, _)| number).collect()
     }
 
-    /// A flush of these writes has failed. As after a failed fsync of Linux, no later one makes up for it.
+    /// Records that a flush of these writes has failed. As after a failed fsync of Linux, no later
+    /// flush makes up for it.
     pub(super) fn forsake(&mut self, numbers: &[Number]) {
         for number in numbers {
             if let Some(write) = self.writes.get_mut(number) {
@@ -123,13 +128,13 @@ impl Volatile {
         }
     }
 
-    /// These writes are on the media.
+    /// Puts these writes on the media.
     pub(super) fn stable(&mut self, numbers: &[Number]) {
         for number in numbers {
             let Some(write) = self.writes.remove(number) else { continue };
             for (sector, bytes) in write.sectors() {
                 let on_media = self.media.get_mut(&sector).expect("known as long as a write is to change it");
-                // An older write that is still in the cache must not come back over it.
+                // An older write that is still in the cache must not overwrite a newer one.
                 if on_media.number < *number {
                     on_media.content.copy_from_slice(bytes);
                     on_media.number = *number;
@@ -142,8 +147,9 @@ impl Volatile {
         }
     }
 
-    /// The power fails: any of the writes may be on the media, in part or not at all, whatever the order in which they came.
-    /// Returns sectors with what they hold from now on.
+    /// Fails the power: any of the cached writes may be on the media, in part or not at all,
+    /// whatever the order in which they arrived. Returns the sectors that they changed, with their
+    /// content from now on, and the losses.
     pub(super) fn lose(&mut self, random: &mut Random) -> (Vec<(u64, Sector)>, Losses) {
         let mut losses = Losses::default();
         let mut media = std::mem::take(&mut self.media);
@@ -169,7 +175,7 @@ impl Volatile {
     }
 }
 
-/// Which of so many sectors a write has reached that was cut off: the first ones, the last ones, or any.
+/// Which sectors of a torn write are on the media: the first ones, the last ones, or any.
 pub(super) fn tear(sectors: usize, random: &mut Random) -> Vec<bool> {
     let cut = 1 + random.below((sectors.max(2) - 1) as u64) as usize;
     match random.below(3) {
@@ -183,7 +189,7 @@ pub(super) fn tear(sectors: usize, random: &mut Random) -> Vec<bool> {
 mod tests {
     use super::*;
 
-    /// The device's file, as its server keeps it.
+    /// The sectors of a device's file, as its server keeps them, and the device's cache.
     struct Disk {
         sectors: Vec<u8>,
         cache: Volatile,
@@ -194,7 +200,7 @@ mod tests {
             Disk { sectors: vec![0; 8], cache: Volatile::default() }
         }
 
-        /// Writes `value` to so many sectors.
+        /// Writes `value` to `count` sectors.
         fn write(&mut self, first: usize, count: usize, value: u8) -> Number {
             let content = |values: &[u8]| values.iter().flat_map(|&v| [v; SECTOR_BYTES]).collect::<Vec<u8>>();
             let before = content(&self.sectors[first..first + count]);

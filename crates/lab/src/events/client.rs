@@ -1,8 +1,11 @@
-//! Clients, each with an NBD export, that send requests when they are due, and stamp what they write.
+//! Clients, each with an NBD export, that send requests when they are due and stamp the data they
+//! write.
 //!
-//! A request is due whether those before it are answered or not, as those of a guest's programs are. With as many in flight as the
-//! client may have, the next ones wait, and that counts: a time is that from when a request was due. A write is answered when the flush
-//! after it is. Where a connection ends, a request is sent again on the next one, as QEMU does; an error is an answer.
+//! A request is due whether earlier requests are answered or not, like requests of a guest's
+//! programs. When a client has as many requests in flight as it may, later requests wait, and this
+//! wait counts: latency is measured from when a request was due. A write is answered when the flush
+//! after it is answered. If a connection ends, a request is sent again on the next connection, like
+//! QEMU does. An error is an answer.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -15,56 +18,57 @@ use crate::nbd::{self, Command, FLUSH, NbdError, READ, WRITE};
 use crate::random::{Random, mix};
 use crate::stamps::Origin;
 
-/// How often a wait for an answer looks whether it is over.
+/// Time after which a wait for an answer checks whether to stop.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// Pause before a connection that could not be made, or has ended, is made anew.
+/// Pause before a failed or broken connection is made anew.
 const RECONNECT: Duration = Duration::from_millis(200);
-/// Longest sleep between two looks whether it is over.
+/// Longest sleep between two checks whether to stop.
 const NAP: Duration = Duration::from_millis(50);
 
-/// What clients do, all alike.
+/// The load of the clients, which are alike.
 #[derive(Debug)]
 pub(crate) struct Load {
-    /// What is random is drawn from it, and every stamp carries it.
+    /// Seed of everything random; every stamp contains it.
     pub(crate) seed: u64,
-    /// The socket and the export of each client.
+    /// Socket and export of each client.
     pub(crate) exports: Vec<(PathBuf, String)>,
-    /// Requests in flight of each.
+    /// Requests in flight of each client.
     pub(crate) depth: u32,
     /// Bytes of a request.
     pub(crate) block_bytes: u64,
-    /// Bytes of each image that requests go to, from its begin on.
+    /// Bytes from the beginning of each image that requests go to.
     pub(crate) set_bytes: u64,
     /// Percentage of reads.
     pub(crate) read_percent: u8,
-    /// Requests of each client that are due in a second.
+    /// Requests of each client that become due in a second.
     pub(crate) requests_per_s: u32,
-    /// When the first request is due.
+    /// When the load begins.
     pub(crate) begin: Instant,
-    /// Requests are due for so many seconds.
+    /// Seconds in which requests become due.
     pub(crate) seconds: f64,
 }
 
-/// A request, in seconds since the begin.
+/// A request, with times in seconds since the beginning of the load.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Asked {
     /// When it was due.
     pub(crate) due_s: f64,
     /// When it was answered, if it was.
     pub(crate) answered_s: Option<f64>,
-    /// The answer was an error.
+    /// Whether the answer was an error.
     pub(crate) failed: bool,
 }
 
-/// What a client has asked for, in the order in which it was due, and what it was promised.
+/// The requests of a client in the order in which they were due, and its acknowledged writes.
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) asked: Vec<Asked>,
-    /// From the begin of its image on.
+    /// Regions of its image, from the beginning of the image on.
     pub(crate) regions: Vec<Region>,
 }
 
-/// Has clients work while `meanwhile` does something, until that ends. What is not answered then is not waited for.
+/// Runs clients while `meanwhile` runs, until it returns. Requests that are not answered then are
+/// not waited for.
 pub(crate) fn run<T>(load: &Load, meanwhile: impl FnOnce() -> T) -> (T, Vec<Client>) {
     let stop = AtomicBool::new(false);
     let clients = 0..load.exports.len();
@@ -89,7 +93,7 @@ pub(crate) fn run<T>(load: &Load, meanwhile: impl FnOnce() -> T) -> (T, Vec<Clie
     })
 }
 
-/// Ends the clients, however the scope is left.
+/// Stops the clients when the scope is left, on any path.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -98,7 +102,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// The parts of a client's image, one for each request in flight.
+/// The regions of a client's image, one for each request in flight.
 fn regions(load: &Load, client: usize) -> Vec<Region> {
     let origin = Origin { seed: load.seed, volume: client as u32 };
     let depth = u64::from(load.depth);
@@ -106,12 +110,12 @@ fn regions(load: &Load, client: usize) -> Vec<Region> {
     (0..depth).map(|part| Region::new(origin, load.block_bytes, part * each, each)).collect()
 }
 
-/// When a request is due, in seconds since the begin. Clients take turns.
+/// When a request is due, in seconds since the beginning of the load. Clients take turns.
 fn due_s(load: &Load, client: usize, number: u64) -> f64 {
     (number as f64 + client as f64 / load.exports.len().max(1) as f64) / f64::from(load.requests_per_s)
 }
 
-/// What the workers of a client have done. A request that none of them came to is one that was not answered.
+/// Collects the work of a client's threads. Requests that no thread took count as not answered.
 fn gathered(
     load: &Load,
     client: usize,
@@ -129,7 +133,8 @@ fn gathered(
     Client { asked, regions }
 }
 
-/// One request at a time, each time the next one of its client, until none is due any more or it is over.
+/// Sends one request at a time, each time the next one of its client, until none is due any more or
+/// the load stops.
 fn work(
     load: &Load,
     client: usize,
@@ -171,7 +176,7 @@ fn work(
     }
 }
 
-/// Sleeps until then; false if it is over before.
+/// Sleeps until this time. Returns false if the load stops before.
 fn sleep_until(then: Instant, stop: &AtomicBool) -> bool {
     loop {
         let left = then.saturating_duration_since(Instant::now());
@@ -185,7 +190,7 @@ fn sleep_until(then: Instant, stop: &AtomicBool) -> bool {
     }
 }
 
-/// A connection to an export, which is made anew when it ends.
+/// A connection to an export, which is made anew after it ends.
 struct Link<'a> {
     socket: &'a PathBuf,
     export: &'a str,
@@ -195,7 +200,8 @@ struct Link<'a> {
 }
 
 impl Link<'_> {
-    /// Asks until there is an answer: true for success, false for an error. None if it is over before.
+    /// Repeats a request until it is answered: true for success, false for an error. `None` if the
+    /// load stops before.
     fn until_answered(&mut self, mut ask: impl FnMut(&mut Self) -> Result<bool, NbdError>) -> Option<bool> {
         loop {
             if let Ok(answer) = ask(self) {
@@ -208,7 +214,7 @@ impl Link<'_> {
         }
     }
 
-    /// Sends one request and waits for its answer; `data` is what a write writes, or is filled by a read.
+    /// Sends a request and waits for its answer. `data` is written by a write, or filled by a read.
     fn ask(&mut self, kind: u16, offset: u64, data: &mut [u8], is_read: bool) -> Result<bool, NbdError> {
         if self.stream.is_none() {
             self.stream = Some(self.connect()?);
@@ -242,7 +248,7 @@ impl Link<'_> {
     }
 }
 
-/// A connection that is waited for until it is over.
+/// A connection whose reads and writes are tried again after each timeout, until the load stops.
 struct Patient<'a> {
     stream: &'a UnixStream,
     stop: &'a AtomicBool,

@@ -1,4 +1,5 @@
-//! How it went: what clients got in each window, for how long they got nothing, when the cluster was clean again.
+//! Course of an event: what clients got in each window, for how long a client got nothing, and when
+//! the cluster was clean again.
 
 use std::collections::BTreeMap;
 
@@ -6,8 +7,8 @@ use super::client::{Asked, Client};
 use crate::cluster::Health;
 use crate::results::{EventWindow, Recovery, Scrub};
 
-/// The requests of all clients that were due in a window, whose begin and end are in seconds since the begin of the load; the event
-/// happened at `event_s`.
+/// The requests of all clients that were due in a window. Its beginning and end are in seconds
+/// since the beginning of the load. The event happened at `event_s`.
 pub(crate) fn window(clients: &[Client], (begin_s, end_s): (f64, f64), event_s: f64) -> EventWindow {
     let all = clients.iter().flat_map(|client| &client.asked);
     let due: Vec<&Asked> = all.filter(|asked| (begin_s..end_s).contains(&asked.due_s)).collect();
@@ -29,14 +30,15 @@ pub(crate) fn window(clients: &[Client], (begin_s, end_s): (f64, f64), event_s: 
     }
 }
 
-/// The time within which this part of all that was due was answered well. None where it was not, or fewer were due than it divides.
+/// The time within which this part of all due requests was answered without an error. `None` if
+/// that part was not answered, or if fewer requests were due than 1 / (1 - `part`).
 fn percentile(times_us: &[f64], due: usize, part: f64) -> Option<f64> {
     let least = (1.0 / (1.0 - part)).round() as usize;
     let wanted = (due as f64 * part).ceil() as usize;
     if due < least { None } else { times_us.get(wanted.max(1) - 1).copied() }
 }
 
-/// Longest time between two moments in which one of the clients got no answer but errors.
+/// Longest time between two moments in which one client got no answer, or only errors.
 pub(crate) fn gap(clients: &[Client], (from_s, to_s): (f64, f64)) -> f64 {
     let of = |client: &Client| {
         let good = client.asked.iter().filter(|asked| !asked.failed).filter_map(|asked| asked.answered_s);
@@ -48,7 +50,8 @@ pub(crate) fn gap(clients: &[Client], (from_s, to_s): (f64, f64)) -> f64 {
     clients.iter().map(of).fold(0.0, f64::max)
 }
 
-/// Whether and when a cluster was clean again, from what it said when: seconds from the event on.
+/// Whether and when a cluster was clean again, from its reported health. Times are in seconds from
+/// the event on.
 pub(crate) fn recovery(said: &[(f64, Health)], back_s: Option<f64>, watched_s: f64) -> Recovery {
     let since: Vec<&(f64, Health)> = said.iter().filter(|(at_s, _)| *at_s >= 0.0).collect();
     let left = since.iter().find(|at| !at.1.is_clean()).map(|at| at.0);
@@ -63,7 +66,7 @@ pub(crate) fn recovery(said: &[(f64, Health)], back_s: Option<f64>, watched_s: f
     }
 }
 
-/// What was scrubbed since `before`, from what was said when.
+/// What was scrubbed since `before`, from the reported times.
 pub(crate) fn scrub(before: &BTreeMap<String, String>, said: &[(f64, BTreeMap<String, String>)]) -> Scrub {
     let scrubbed = |now: &BTreeMap<String, String>| {
         let is_new = |(group, stamp): &(&String, &String)| now.get(*group).is_some_and(|at| at != *stamp);
@@ -81,7 +84,7 @@ pub(crate) fn scrub(before: &BTreeMap<String, String>, said: &[(f64, BTreeMap<St
 mod tests {
     use super::*;
 
-    /// A client with a request each tenth of a second, which takes as long as `took` says.
+    /// A client with a request every tenth of a second. `took` is its answer time.
     fn client(seconds: u32, took: impl Fn(f64) -> (Option<f64>, bool)) -> Client {
         let asked = (0..seconds * 10).map(|number| {
             let due_s = f64::from(number) / 10.0;
@@ -93,7 +96,7 @@ mod tests {
 
     #[test]
     fn what_failed_or_was_not_answered_took_longer_than_all_others() {
-        // From the tenth second on one of ten fails, and one of ten is not answered.
+        // From the tenth second on, one of ten requests fails and one of ten is not answered.
         let took = |due_s: f64| match ((due_s * 10.0).round() as u32 % 10, due_s >= 10.0) {
             (3, true) => (Some(0.001), true),
             (7, true) => (None, false),

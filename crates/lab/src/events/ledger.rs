@@ -1,4 +1,4 @@
-//! What a client was promised of each block, and whether an image keeps it.
+//! Acknowledged writes of each block, and whether an image holds them.
 
 use std::io::{self, Read};
 
@@ -7,22 +7,22 @@ use crate::stamps::{self, Origin, SECTOR_BYTES, Stamp, Version};
 /// A block that is written to.
 #[derive(Debug, Clone, Copy, Default)]
 struct Block {
-    /// The newest version that was sent; 0 for none.
+    /// Newest version that was sent; 0 if none.
     sent: Version,
-    /// The newest one that was acknowledged.
+    /// Newest version that was acknowledged; 0 if none.
     acknowledged: Version,
-    /// When it was.
+    /// When the newest version was acknowledged.
     acknowledged_s: f64,
-    /// When the first one was, if one was.
+    /// When the first version was acknowledged, if one was.
     first_acknowledged_s: f64,
 }
 
-/// Blocks of an image that are written to by one request at a time, so that their versions are in order.
+/// Blocks of an image to which one request at a time is sent, so that their versions are in order.
 #[derive(Debug)]
 pub(crate) struct Region {
     origin: Origin,
     block_bytes: u64,
-    /// The number of its first block in the image.
+    /// Number of its first block in the image.
     first: u64,
     blocks: Vec<Block>,
     last: Version,
@@ -30,41 +30,41 @@ pub(crate) struct Region {
     wrong_reads: u64,
 }
 
-/// What an image keeps of what was promised.
+/// What an image holds of the acknowledged writes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Kept {
-    /// Blocks of which a write was acknowledged.
+    /// Blocks with an acknowledged write.
     pub(crate) blocks: u64,
-    /// Those of them that lack the newest one.
+    /// Blocks among them that lack the newest acknowledged write.
     pub(crate) lost: u64,
-    /// When the oldest and the newest of what is lost were acknowledged.
+    /// When the oldest and the newest lost writes were acknowledged.
     pub(crate) lost_from_to_s: Option<(f64, f64)>,
 }
 
 impl Region {
-    /// So many blocks from one on, to which nothing was written yet.
+    /// `blocks` blocks from `first` on, without writes so far.
     pub(crate) fn new(origin: Origin, block_bytes: u64, first: u64, blocks: u64) -> Region {
         let blocks = vec![Block::default(); blocks as usize];
         Region { origin, block_bytes, first, blocks, last: 0, writes: 0, wrong_reads: 0 }
     }
 
-    /// Its blocks.
+    /// Number of blocks.
     pub(crate) fn blocks(&self) -> u64 {
         self.blocks.len() as u64
     }
 
-    /// Writes that were acknowledged.
+    /// Number of acknowledged writes.
     pub(crate) fn writes(&self) -> u64 {
         self.writes
     }
 
-    /// Blocks of which a write was acknowledged.
+    /// Number of blocks with an acknowledged write.
     pub(crate) fn acknowledged_blocks(&self) -> u64 {
         self.blocks.iter().filter(|block| block.acknowledged > 0).count() as u64
     }
 
-    /// Blocks of which one write was acknowledged before an event at `event_s`, and another one from then on: the image shows only whether
-    /// it has the newer one.
+    /// Blocks with one write acknowledged before an event at `event_s` and another from then on.
+    /// The image can show only whether it holds the newer write.
     pub(crate) fn overwritten_blocks(&self, event_s: f64) -> u64 {
         let is_overwritten = |block: &&Block| {
             block.acknowledged > 0 && block.first_acknowledged_s < event_s && block.acknowledged_s >= event_s
@@ -72,17 +72,17 @@ impl Region {
         self.blocks.iter().filter(is_overwritten).count() as u64
     }
 
-    /// Reads that returned what cannot be there.
+    /// Number of reads that returned data that cannot be there.
     pub(crate) fn wrong_reads(&self) -> u64 {
         self.wrong_reads
     }
 
-    /// Where a block is in the image, in bytes.
+    /// Offset of a block in the image in bytes.
     pub(crate) fn offset(&self, block: u64) -> u64 {
         (self.first + block) * self.block_bytes
     }
 
-    /// A write of a block is about to be sent: makes its content.
+    /// Fills `data` with the content of a block's next version, which is about to be sent.
     pub(crate) fn write(&mut self, block: u64, data: &mut [u8]) {
         self.last += 1;
         self.blocks[block as usize].sent = self.last;
@@ -91,7 +91,7 @@ impl Region {
         }
     }
 
-    /// The write of a block that was sent last is acknowledged.
+    /// Records that the last write of a block was acknowledged.
     pub(crate) fn acknowledge(&mut self, block: u64, now_s: f64) {
         let block = &mut self.blocks[block as usize];
         if block.acknowledged == 0 {
@@ -101,18 +101,18 @@ impl Region {
         self.writes += 1;
     }
 
-    /// A block was read.
+    /// Checks data that was read from a block.
     pub(crate) fn read(&mut self, block: u64, data: &[u8]) {
         self.wrong_reads += u64::from(!self.may_hold(block, data));
     }
 
-    /// The number of a block's first sector.
+    /// Number of a block's first sector.
     fn sector(&self, block: u64) -> u64 {
         self.offset(block) / SECTOR_BYTES as u64
     }
 
-    /// Whether a block may hold this: what was acknowledged, or something newer. Nothing is said of a block of which nothing was
-    /// acknowledged.
+    /// Whether a block may hold this data: the acknowledged version or a newer one. True if no
+    /// write of the block was acknowledged.
     fn may_hold(&self, block: u64, data: &[u8]) -> bool {
         let Block { sent, acknowledged, .. } = self.blocks[block as usize];
         let good = |(sector, bytes): (u64, &[u8])| {
@@ -126,10 +126,10 @@ impl Region {
     }
 }
 
-/// Compares an image with all regions of it, which follow one another from its begin on.
+/// Compares an image with its regions, which follow one another from the beginning of the image.
 ///
 /// # Errors
-/// When the image cannot be read, or is too short.
+/// If the image cannot be read, or is too short.
 pub(crate) fn compare(regions: &[Region], image: &mut dyn Read) -> io::Result<Kept> {
     let mut kept = Kept::default();
     let mut next = 0;
@@ -161,7 +161,7 @@ mod tests {
     const ORIGIN: Origin = Origin { seed: 7, volume: 1 };
     const BLOCK_BYTES: usize = 1024;
 
-    /// Regions of two and one blocks, and what the image holds of them.
+    /// Regions of two blocks and of one block, and the image's blocks.
     fn regions() -> (Vec<Region>, Vec<Vec<u8>>) {
         let regions = vec![Region::new(ORIGIN, 1024, 0, 2), Region::new(ORIGIN, 1024, 2, 1)];
         (regions, vec![vec![0xee; BLOCK_BYTES]; 3])
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(found(&regions, &image), (1, 1), "it is not there");
         image[1] = first.clone();
         assert_eq!(found(&regions, &image), (1, 0));
-        // One that was sent and not acknowledged may be there, in part too, or not.
+        // A write that was sent but not acknowledged may be there, in part, or not at all.
         regions[0].write(1, &mut second);
         assert_eq!(found(&regions, &image), (1, 0));
         image[1][..SECTOR_BYTES].copy_from_slice(&second[..SECTOR_BYTES]);
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(kept, Kept { blocks: 2, lost: 2, lost_from_to_s: Some((0.5, 2.5)) });
         (image[1], image[2]) = (second, third.clone());
         assert_eq!(found(&regions, &image), (2, 0));
-        // What belongs elsewhere, or is damaged, is not what was written.
+        // Data that belongs elsewhere, or is damaged, is not what was written.
         image[1] = third.clone();
         assert_eq!(found(&regions, &image), (2, 1));
         image[2][BLOCK_BYTES - 1] ^= 1;
@@ -214,7 +214,7 @@ mod tests {
             region.write(block, &mut data);
             region.acknowledge(block, at_s);
         };
-        // One before and after, one twice before, one only after.
+        // One block written before and after the event, one twice before, one only after.
         write(&mut regions[0], 0, 1.0);
         write(&mut regions[0], 0, 5.0);
         write(&mut regions[0], 1, 1.0);
@@ -226,7 +226,8 @@ mod tests {
         assert_eq!(overwritten(3.0), 1);
         assert_eq!((overwritten(0.5), overwritten(7.0)), (0, 0), "all is since, or all is before");
         assert_eq!(overwritten(5.0), 2, "a write at the very moment is one since");
-        // One that was sent again and not acknowledged is not overwritten: the image may have either.
+        // A block that was sent again, and not acknowledged, does not count as overwritten: the
+        // image may hold either version.
         regions[0].write(1, &mut data);
         assert_eq!(regions[0].overwritten_blocks(3.0), 1);
     }

@@ -1,8 +1,9 @@
-//! Clients that keep account of what they were promised, for what happens under load.
+//! Clients that record acknowledged writes, for events under load.
 //!
-//! Load generators tell how fast something was. What is needed here is another thing: which writes were acknowledged, how long each
-//! request took from when it was due, and both of them also where some request is never answered. So these clients are the lab's own:
-//! NBD clients, since an NBD export is what a hypervisor has on every access path.
+//! Load generators report how fast something was. Here other things are needed: which writes were
+//! acknowledged, how long each request took from the time when it was due, and both also if a
+//! request is never answered. So these clients are part of the lab. They are NBD clients, because
+//! on the access paths `nbd` and `iscsi` a hypervisor has NBD exports.
 
 pub(crate) mod client;
 pub(crate) mod course;

@@ -1,3 +1,4 @@
-//! Results in the formats of others, and those of others beside ours.
+//! Writes the lab's results in the formats of other programs, and shows results of other programs
+//! beside the lab's.
 
 pub mod pvc2;

@@ -1,4 +1,5 @@
-//! What several clients measured side by side, as one: counts are added and histograms merged; no percentile is an average.
+//! Figures of several clients that were measured at the same time, taken together: counts and rates
+//! are added, histograms are merged. No percentile is an average.
 
 use std::collections::BTreeMap;
 
@@ -9,17 +10,17 @@ use super::Figures;
 /// Requests of one kind.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Side {
-    /// How many were completed.
+    /// Number of completed requests.
     pub ios: u64,
-    /// How many in each second.
+    /// Completed requests per second.
     pub iops: f64,
-    /// Time of all together in nanoseconds.
+    /// Sum of the latencies in nanoseconds.
     pub total_ns: f64,
-    /// How many took how long, in nanoseconds. Empty where that is not told.
+    /// Count of requests for each latency in nanoseconds. Empty if the load generator reports none.
     pub bins: BTreeMap<u64, u64>,
 }
 
-/// What was measured.
+/// Requests of a measurement.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Measured {
     /// Reads.
@@ -34,7 +35,7 @@ impl Side {
     fn read(side: &Value) -> Side {
         let number = |value: &Value| value.as_f64().unwrap_or(0.0);
         let ios = number(&side["total_ios"]);
-        // Completion for reads and writes; a flush has but one latency.
+        // Reads and writes have a completion latency; a flush has only one latency.
         let latency = if side["clat_ns"]["bins"].is_object() { &side["clat_ns"] } else { &side["lat_ns"] };
         let bins = latency["bins"].as_object().into_iter().flatten();
         Side {
@@ -45,7 +46,7 @@ impl Side {
         }
     }
 
-    /// Adds what another one did meanwhile.
+    /// Adds the requests that another client completed at the same time, so that rates add up.
     pub fn add(&mut self, other: &Side) {
         self.ios += other.ios;
         self.iops += other.iops;
@@ -55,12 +56,13 @@ impl Side {
         }
     }
 
-    /// Mean in microseconds.
+    /// Mean latency in microseconds.
     fn mean_us(&self) -> f64 {
         if self.ios == 0 { 0.0 } else { self.total_ns / self.ios as f64 / 1e3 }
     }
 
-    /// The time in microseconds within which this part of them was complete, if that is told.
+    /// The latency in microseconds within which `part` of the requests completed, if there are
+    /// bins.
     fn percentile_us(&self, part: f64) -> Option<f64> {
         let total: u64 = self.bins.values().sum();
         let wanted = (total as f64 * part).ceil().max(1.0) as u64;
@@ -72,18 +74,19 @@ impl Side {
         reached.map(|(&ns, _)| ns as f64 / 1e3)
     }
 
-    /// How many took how long: upper bounds in nanoseconds, 3 % apart, and counts, ascending.
+    /// The histogram: upper bounds in nanoseconds, 3 % to 6 % apart above 16 ns, and counts, in
+    /// ascending order.
     pub fn histogram(&self) -> Vec<(u64, u64)> {
         let mut coarse: BTreeMap<u64, u64> = BTreeMap::new();
         for (&ns, &count) in &self.bins {
-            // All but the highest five bits are rounded up.
+            // Rounds up to a number with five significant bits.
             let below = (1u64 << (64 - ns.leading_zeros()).saturating_sub(5)) - 1;
             *coarse.entry((ns + below) & !below).or_insert(0) += count;
         }
         coarse.into_iter().collect()
     }
 
-    /// Its figures; `None` when there was none.
+    /// Figures of this kind of request; `None` without requests.
     pub fn figures(&self) -> Option<Figures> {
         (self.ios > 0).then(|| Figures {
             iops: self.iops,
@@ -106,7 +109,7 @@ impl Measured {
         }
     }
 
-    /// Adds what another client did meanwhile.
+    /// Adds the requests that another client completed at the same time.
     pub fn add(&mut self, other: &Measured) {
         self.reads.add(&other.reads);
         self.writes.add(&other.writes);
@@ -120,15 +123,18 @@ impl Measured {
         all
     }
 
-    /// The figures of writes alone, each complete with its flush if there is one. None if nothing was written.
+    /// The figures of writes alone, each including its flush if there is one. `None` if nothing was
+    /// written.
     pub fn write_figures(&self, with_flush: bool) -> Option<Figures> {
         self.writes.figures()?;
         let alone = Measured { reads: Side::default(), ..self.clone() };
         Some(alone.figures(with_flush))
     }
 
-    /// The figures of all requests. Where each write is followed by a flush, a write is complete with it, and percentiles of writes alone are
-    /// the sums of both. Those of a mix are not known then: nobody counts which flush was whose.
+    /// The figures of all requests. With `with_flush`, each write is followed by a flush and is
+    /// complete with it. If nothing was read, percentiles are then the sums of the percentiles of
+    /// writes and of flushes. If reads were mixed in, percentiles are not known, because nothing
+    /// records which flush belongs to which write.
     pub fn figures(&self, with_flush: bool) -> Figures {
         let both = self.all().figures().unwrap_or_default();
         let Some(flush) = self.flushes.figures().filter(|_| with_flush) else { return both };
@@ -177,7 +183,7 @@ mod tests {
         assert_eq!((measured.figures(true).iops, measured.figures(true).p99_us), (10.0, Some(8.0)));
     }
 
-    /// So many requests, each of which took so long.
+    /// `ios` requests, each of which took `ns` nanoseconds.
     fn side(ios: u64, ns: f64) -> Side {
         Side { ios, iops: ios as f64, total_ns: ios as f64 * ns, bins: [(ns as u64, ios)].into() }
     }
@@ -195,7 +201,7 @@ mod tests {
     fn reads_beside_writes_wait_for_no_flush() {
         let mixed = Measured { reads: side(70, 1e6), writes: side(30, 2e6), flushes: side(30, 10e6) };
         let figures = mixed.figures(true);
-        // 70 of 1 ms and 30 of 12 ms.
+        // 70 requests of 1 ms and 30 of 12 ms.
         assert!((figures.mean_us - 4_300.0).abs() < 1e-6, "{figures:?}");
         assert_eq!((figures.iops, figures.p50_us, figures.p99_us), (100.0, None, None));
         assert_eq!(mixed.figures(false).p50_us, Some(1_000.0));

@@ -21,63 +21,64 @@ use crate::vm::{self, Vm, VmError};
 pub use histogram::{Measured, Side};
 pub use report::without_bins;
 
-/// What every job is called.
+/// Name of every job.
 const JOB: &str = "bench";
-/// Bytes of the write before a flush: fio flushes nothing if it has not written.
+/// Bytes of the write before a flush. fio does not flush if it has not written.
 const FLUSHED_BYTES: u64 = 4096;
-/// What fio runs just before a job begins: the output goes to a file beside it.
+/// Command that fio runs just before a job begins. fio writes the command's output to a file in its
+/// working directory, see [`Running::begun`].
 const PRERUN: &str = "--exec_prerun=date +%s%N";
 
-/// Lines of the log of rates in each part.
+/// Lines of the rate log in each part.
 const LINES: usize = 10;
-/// How much longer than meant the time may be that a line is for.
+/// A log line may cover up to this many times its nominal interval.
 const LATE: f64 = 1.1;
 
-/// Where fio sends its requests.
+/// The target of fio's requests.
 #[derive(Debug, Clone)]
 pub enum Endpoint {
-    /// A file, past the page cache.
+    /// A file, bypassing the page cache.
     File(PathBuf),
-    /// An export of an NBD server on a unix socket.
+    /// An export of an NBD server on a Unix socket.
     Nbd {
-        /// The socket.
+        /// Path of the socket.
         socket: PathBuf,
-        /// The export's name.
+        /// Name of the export.
         export: String,
     },
     /// An image of the pool `rbd`, through librbd.
     Rbd {
-        /// The cluster's ceph.conf.
+        /// Path of the cluster's ceph.conf.
         conf: PathBuf,
-        /// The image.
+        /// Name of the image.
         image: String,
-        /// Where the client is, if the cluster has a network of its own.
+        /// The client's network namespace, if the cluster has its own network.
         client: Option<Namespace>,
     },
-    /// A disk of a guest, in which fio runs.
+    /// A disk of a guest in which fio runs.
     Guest {
         /// The guest.
         vm: Arc<Vm>,
-        /// The disk's name there.
+        /// Name of the disk in the guest.
         disk: String,
-        /// What the guest's page cache does with its requests.
+        /// How the guest's page cache handles fio's requests.
         page_cache: PageCache,
     },
 }
 
-/// What a page cache does with requests.
+/// How a page cache handles requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageCache {
-    /// They go past it.
+    /// Requests bypass the page cache.
     Past,
-    /// They go through it, and a flush has it write back what it keeps.
+    /// Requests go through the page cache, and a flush writes back what it holds.
     Through,
-    /// They go through it, and no flush is ever sent.
+    /// Requests go through the page cache, and fio sends no flush after a write.
     Unsafe,
 }
 
 impl Endpoint {
-    /// A flush after a write is dropped on its way.
+    /// Whether fio is to leave out the flush after a write.
     fn drops_flushes(&self) -> bool {
         matches!(self, Endpoint::Guest { page_cache: PageCache::Unsafe, .. })
     }
@@ -88,39 +89,39 @@ impl Endpoint {
     }
 }
 
-/// In which order a job goes where, and what it does there.
+/// Order and kind of a job's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pattern {
-    /// Reads one place after the other.
+    /// Sequential reads.
     Read,
-    /// Writes one place after the other.
+    /// Sequential writes.
     Write,
-    /// Reads random places.
+    /// Random reads.
     RandRead,
-    /// Writes random places.
+    /// Random writes.
     RandWrite,
-    /// Both at random places, with this percentage of reads.
+    /// Random reads and writes, with this percentage of reads.
     RandMixed(u8),
 }
 
 impl Pattern {
-    /// Something is written.
+    /// Whether it writes.
     pub fn writes(self) -> bool {
         !matches!(self, Pattern::Read | Pattern::RandRead)
     }
 
-    /// Something is read.
+    /// Whether it reads.
     pub fn reads(self) -> bool {
         !matches!(self, Pattern::Write | Pattern::RandWrite)
     }
 
-    /// Places are random.
+    /// Whether offsets are random.
     pub fn is_random(self) -> bool {
         !matches!(self, Pattern::Read | Pattern::Write)
     }
 
-    /// fio's name of it.
+    /// fio's name for the pattern.
     fn rw(self) -> &'static str {
         match self {
             Pattern::Read => "read",
@@ -132,41 +133,41 @@ impl Pattern {
     }
 }
 
-/// When a write counts as done.
+/// When a write counts as complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Sync {
-    /// When it is answered.
+    /// When the write is answered.
     #[default]
     None,
-    /// When a flush after it is answered (`--fsync=1`).
+    /// When a flush after the write is answered (`--fsync=1`).
     Flush,
-    /// When it is answered, opened with O_DSYNC (`--sync=dsync`).
+    /// When the write is answered, on a file opened with O_DSYNC (`--sync=dsync`).
     Dsync,
 }
 
-/// What is measured: a constant number of requests in flight.
+/// A load with a constant number of requests in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
-    /// Where requests go and what they do.
+    /// Order and kind of requests.
     pub pattern: Pattern,
     /// Bytes of a request.
     pub block_bytes: u64,
-    /// Requests in flight of each process.
+    /// Requests in flight of each thread.
     pub depth: u32,
-    /// Processes that do it side by side.
+    /// Threads with this load, side by side (fio's `--numjobs` with `--thread`).
     pub jobs: u32,
-    /// When a write counts as done.
+    /// When a write counts as complete.
     pub sync: Sync,
 }
 
 impl Job {
-    /// One process, no flushes.
+    /// A job of one thread, without flushes.
     pub const fn new(pattern: Pattern, block_bytes: u64, depth: u32) -> Job {
         Job { pattern, block_bytes, depth, jobs: 1, sync: Sync::None }
     }
 
-    /// The same with another idea of done.
+    /// The job with another rule for when a write is complete.
     pub const fn with(self, sync: Sync) -> Job {
         Job { sync, ..self }
     }
@@ -175,42 +176,44 @@ impl Job {
 /// Why fio gave no figures.
 #[derive(Debug, thiserror::Error)]
 pub enum FioError {
-    /// It is not there.
+    /// fio cannot be run, in most cases because it is not installed.
     #[error("cannot run fio: {0}; on Debian: apt-get install fio")]
     NotRun(std::io::Error),
-    /// It failed.
+    /// fio failed.
     #[error("`{command}` failed: {output}")]
     Failed {
         /// The command line.
         command: String,
-        /// The last line of its error output.
+        /// The last line of fio's error output.
         output: String,
     },
-    /// The guest that it was to run in does not do what it is told.
+    /// The guest in which fio runs, or was to run, has failed.
     #[error(transparent)]
     Guest(#[from] VmError),
 }
 
-/// Figures of one run; latencies are those of a request, and with a flush after each write of the pair.
+/// Figures of one run. Latencies are those of a request, or of a write with the flush after it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Figures {
-    /// Reads and writes completed per second (not flushes).
+    /// Completed reads and writes per second; flushes do not count.
     pub iops: f64,
-    /// Mean latency.
+    /// Mean latency in microseconds.
     pub mean_us: f64,
-    /// Median latency. None where the load generator tells no percentiles, as with the two that follow.
+    /// Median latency in microseconds. Absent, like the two percentiles below, if the load
+    /// generator reports no percentiles, or for a mix of reads and writes with flushes
+    /// ([`Measured::figures`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p50_us: Option<f64>,
-    /// 99th percentile.
+    /// 99th percentile of the latency, in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p99_us: Option<f64>,
-    /// 99.9th percentile.
+    /// 99.9th percentile of the latency, in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p999_us: Option<f64>,
 }
 
 impl Figures {
-    /// The figures of the same device `factor` times faster.
+    /// The figures of the same device made faster by `factor`.
     pub fn faster(self, factor: f64) -> Figures {
         let faster = |us: f64| us / factor;
         Figures {
@@ -223,7 +226,7 @@ impl Figures {
     }
 }
 
-/// Arguments that every run has.
+/// Arguments of every run.
 fn common(size_bytes: u64) -> Vec<String> {
     vec![
         format!("--name={JOB}"),
@@ -237,7 +240,7 @@ fn common(size_bytes: u64) -> Vec<String> {
     ]
 }
 
-/// Arguments that name the endpoint.
+/// Arguments that name the target.
 fn endpoint(endpoint: &Endpoint) -> Vec<String> {
     match endpoint {
         Endpoint::File(path) => {
@@ -248,7 +251,8 @@ fn endpoint(endpoint: &Endpoint) -> Vec<String> {
         }
         Endpoint::Rbd { image, .. } => {
             vec![
-                // With --direct=1 fio turns librbd's cache off; whether it is on is for ceph.conf to say.
+                // With --direct=1 fio would turn librbd's cache off. Without it, ceph.conf decides
+                // whether the cache is on.
                 "--ioengine=rbd".into(),
                 "--clientname=admin".into(),
                 "--pool=rbd".into(),
@@ -262,7 +266,7 @@ fn endpoint(endpoint: &Endpoint) -> Vec<String> {
     }
 }
 
-/// The arguments of a timed run over the first `size_bytes`.
+/// Arguments of a timed run over the first `size_bytes` of the target.
 pub fn arguments(target: &Endpoint, job: &Job, size_bytes: u64, ramp_s: u32, seconds: u32) -> Vec<String> {
     let mut words = common(size_bytes);
     words.extend(endpoint(target));
@@ -276,7 +280,8 @@ pub fn arguments(target: &Endpoint, job: &Job, size_bytes: u64, ramp_s: u32, sec
         format!("--runtime={seconds}"),
     ]);
     if job.jobs > 1 {
-        // Each has a part for itself: several at one place would be one write to a device with a cache.
+        // Each thread gets its own part of the range. Several threads that write to one place would
+        // be a single write for a device with a cache.
         let part = size_bytes / u64::from(job.jobs) / job.block_bytes * job.block_bytes;
         words.retain(|word| !word.starts_with("--size="));
         words.extend([format!("--size={part}"), format!("--offset_increment={part}")]);
@@ -295,18 +300,18 @@ pub fn arguments(target: &Endpoint, job: &Job, size_bytes: u64, ramp_s: u32, sec
     words
 }
 
-/// What is done once with all of a range.
+/// An operation done once on all of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pass {
-    /// It is read.
+    /// The range is read.
     Read,
-    /// It is written.
+    /// The range is written.
     Write,
-    /// It is written, and a flush follows.
+    /// The range is written, and a flush follows.
     WriteAndFlush,
 }
 
-/// The arguments of one pass over the first bytes of an image, in large requests.
+/// Arguments of one pass over the first `size_bytes` of an image, in large requests.
 pub fn pass(target: &Endpoint, pass: Pass, size_bytes: u64) -> Vec<String> {
     let mut words = common(size_bytes);
     words.extend(endpoint(target));
@@ -318,8 +323,8 @@ pub fn pass(target: &Endpoint, pass: Pass, size_bytes: u64) -> Vec<String> {
     words
 }
 
-/// The arguments of one write at the begin and a flush after it, as a guest sends when it mounts. Where flushes are dropped it is the
-/// write alone.
+/// Arguments of one write at the beginning and a flush after it, as a guest sends when it mounts.
+/// Only the write, if the endpoint leaves flushes out.
 pub fn flush(target: &Endpoint) -> Vec<String> {
     let mut words = common(FLUSHED_BYTES);
     words.extend(endpoint(target));
@@ -335,7 +340,7 @@ pub fn flush(target: &Endpoint) -> Vec<String> {
     words
 }
 
-/// The arguments of `reads` random reads, the same ones every time.
+/// Arguments of `reads` random reads. Every run reads the same offsets in the same order.
 pub fn trace(target: &Endpoint, size_bytes: u64, reads: u32) -> Vec<String> {
     let mut words = common(size_bytes);
     words.retain(|word| word != "--randrepeat=0");
@@ -350,7 +355,7 @@ pub fn trace(target: &Endpoint, size_bytes: u64, reads: u32) -> Vec<String> {
     words
 }
 
-/// A shell line that repeats a run.
+/// The shell line that repeats a run.
 pub fn command_line(target: &Endpoint, words: &[String]) -> String {
     let environment = match target {
         Endpoint::Rbd { conf, .. } => format!("CEPH_CONF={} ", conf.display()),
@@ -363,35 +368,38 @@ pub fn command_line(target: &Endpoint, words: &[String]) -> String {
 /// Runs fio to its end and returns its report.
 ///
 /// # Errors
-/// When it fails.
+/// If fio fails.
 pub fn run(target: &Endpoint, words: &[String]) -> Result<Value, FioError> {
     let mut reports = run_reports(target, words)?;
     Ok(reports.pop().expect("there is at least one"))
 }
 
-/// Runs fio to its end and returns all of its reports: with `--status-interval` there are several, of which there is at least one.
+/// Runs fio to its end and returns all its reports, at least one. With `--status-interval` there
+/// are several.
 ///
 /// # Errors
-/// When it fails.
+/// If fio fails.
 pub fn run_reports(target: &Endpoint, words: &[String]) -> Result<Vec<Value>, FioError> {
     Running::start(target, words)?.finish(&|| None)
 }
 
-/// A fio that runs. Dropping it kills it, and when this process ends it ends too: it overwrites a device.
+/// A running fio. fio is killed when this is dropped, and also when this process ends, because fio
+/// overwrites a device.
 #[derive(Debug)]
 pub struct Running {
     at: Place,
     command: String,
-    /// Where it says when it begins, if it does.
+    /// Directory in which fio records its rates and when it began; `None` if it was started without
+    /// one.
     directory: Option<PathBuf>,
-    /// It was told to end.
+    /// Whether it was told to end.
     interrupted: bool,
 }
 
-/// Where a fio runs.
+/// Where fio runs.
 #[derive(Debug)]
 enum Place {
-    /// On this machine, with what it prints and its errors.
+    /// On this machine; the readers collect its output and its errors.
     Here { process: Process, output: [JoinHandle<String>; 2] },
     /// In a guest.
     Guest(vm::Job),
@@ -401,15 +409,16 @@ impl Running {
     /// Starts fio.
     ///
     /// # Errors
-    /// When it is not there.
+    /// If fio, or the guest in which it is to run, cannot be started.
     pub fn start(target: &Endpoint, words: &[String]) -> Result<Running, FioError> {
         Running::spawn(target, words, None)
     }
 
-    /// Starts fio, which says when it begins ([`Running::begun`]) in `directory`, where nobody else is.
+    /// Starts fio with a record of when it begins ([`Running::begun`]) in `directory`, which no
+    /// other run may use.
     ///
     /// # Errors
-    /// When it is not there.
+    /// If fio, or the guest in which it is to run, cannot be started.
     pub fn start_timed(target: &Endpoint, words: &[String], directory: PathBuf) -> Result<Running, FioError> {
         Running::spawn(target, words, Some(directory))
     }
@@ -422,20 +431,22 @@ impl Running {
         Ok(Running { at, command: command_line(target, words), directory, interrupted: false })
     }
 
-    /// When its job has begun, which is when its ramp begins; `None` as long as it has not, or where it was not started to say so.
+    /// When its job began, which is when its ramp began. `None` until then, or if fio was not
+    /// started by [`Running::start_timed`].
     pub fn begun(&self) -> Option<Instant> {
         if let Place::Guest(job) = &self.at {
             return job.begun();
         }
         let said =
             std::fs::read_to_string(self.directory.as_ref()?.join(format!("{JOB}.prerun.txt"))).ok()?;
-        // Half a number has no end of a line.
+        // A number that is not completely written yet is not followed by a newline.
         let ns = said.strip_suffix('\n')?.parse().ok()?;
         let since = SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_nanos(ns)).ok()?;
         Instant::now().checked_sub(since)
     }
 
-    /// Where it writes down what it does, if it was started with such a place.
+    /// The directory of [`Running::start_timed`], with the log of rates and the record of when fio
+    /// began.
     pub fn directory(&self) -> Option<PathBuf> {
         self.directory.clone()
     }
@@ -443,13 +454,14 @@ impl Running {
     /// Whether it has ended.
     pub fn has_ended(&self) -> bool {
         match &self.at {
-            // It is not reaped: until it is waited for its number is nobody else's, and a signal reaches no stranger.
+            // The process is not reaped here. Until it is waited for, no other process has its id,
+            // so a signal reaches no other process.
             Place::Here { process, .. } => process.ended().map_or(true, |how| how.is_some()),
             Place::Guest(job) => job.has_ended(),
         }
     }
 
-    /// The id of its process, or of the guest that it is in.
+    /// Process id of fio, or of the guest that fio runs in.
     pub fn id(&self) -> u32 {
         match &self.at {
             Place::Here { process, .. } => process.id(),
@@ -457,10 +469,10 @@ impl Running {
         }
     }
 
-    /// Has it end now, as Ctrl-C would: its report then says what it did until then.
+    /// Ends fio now, as Ctrl-C would. Its report covers the time until then.
     ///
     /// # Errors
-    /// When it cannot be told.
+    /// If the signal cannot be sent.
     pub fn interrupt(&mut self) -> Result<(), FioError> {
         self.interrupted = true;
         match &self.at {
@@ -471,11 +483,11 @@ impl Running {
         }
     }
 
-    /// Waits for its end and returns its reports, of which there is at least one. `stop` is asked all the while; when it says why, fio is
-    /// killed.
+    /// Waits for its end and returns its reports, at least one. `stop` is called repeatedly. If it
+    /// returns a reason, fio is killed.
     ///
     /// # Errors
-    /// When it fails or is stopped.
+    /// If fio fails or is stopped.
     pub fn finish(self, stop: &dyn Fn() -> Option<String>) -> Result<Vec<Value>, FioError> {
         let failed = |output: String| FioError::Failed { command: self.command.clone(), output };
         let (success, text, errors) = match self.at {
@@ -490,12 +502,12 @@ impl Running {
                 (ended.status == 0, ended.output, ended.errors)
             }
         };
-        // Engines print notes before the document.
+        // Engines print notes before the report.
         let start = text.find('{').unwrap_or(text.len());
         let reports = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Value>();
         let reports: Vec<Value> = reports.map_while(Result::ok).collect();
         let good = |report: &Value| report["jobs"][0]["error"] == 0;
-        // Told to end, it does so with a status of its own.
+        // An interrupted fio exits with a status of its own.
         if (success || self.interrupted) && reports.last().is_some_and(good) {
             return Ok(reports);
         }
@@ -525,7 +537,7 @@ impl Place {
         Ok(Place::Here { process, output })
     }
 
-    /// Starts fio in a guest; it says when it begins if it is to be timed.
+    /// Starts fio in a guest. If `timed` is set, fio records when it begins.
     fn guest(vm: &Arc<Vm>, words: &[String], timed: bool) -> Result<Place, FioError> {
         let mut all = vec!["fio".to_string()];
         all.extend(words.iter().cloned());
@@ -536,27 +548,29 @@ impl Place {
     }
 }
 
-/// The arguments with which a run of so many seconds writes down its rates; see [`rates`].
+/// Arguments with which a run of `seconds` logs its rates for `count` equal parts; see [`rates`].
 pub fn parts(seconds: u32, count: usize) -> [String; 2] {
     let line_ms = line_ms(f64::from(seconds) * 1e3, count);
     [format!("--write_iops_log={JOB}"), format!("--log_avg_msec={line_ms}")]
 }
 
-/// Milliseconds that a line of the log of rates is for.
+/// Nominal milliseconds of one line of the rate log.
 fn line_ms(run_ms: f64, count: usize) -> f64 {
     (run_ms / (count * LINES) as f64).ceil()
 }
 
-/// Requests per second of reads and of writes in each of so many equal parts of a run of so many seconds without its ramp, in their order,
-/// from the directory in which it ran; `None` where it was not asked for ([`parts`]), or where a run that is not `time_based` has ended before.
+/// Requests per second of reads and of writes in each of `count` equal parts of a run of `seconds`
+/// without its ramp, in order, from the directory in which it ran. `None` if the run did not log
+/// its rates ([`parts`]), or if a run that is not `time_based` ended earlier.
 pub fn rates(directory: &Path, seconds: u32, count: usize, time_based: bool) -> Option<Vec<[f64; 2]>> {
     let log = std::fs::read_to_string(directory.join(format!("{JOB}_iops.1.log"))).ok()?;
     read_rates(&log, f64::from(seconds) * 1e3, count, time_based)
 }
 
-/// Reads fio's log of rates in a run of `run_ms`: on each line milliseconds since the ramp, requests per second in the time that the line is
-/// for, 0 for reads or 1 for writes, and more. There is no line for a time without requests, the last one may be missing, and the first one
-/// may come just after the ramp.
+/// Reads fio's rate log of a run of `run_ms`. Each line holds milliseconds since the ramp, requests
+/// per second in the interval of the line, 0 for reads or 1 for writes, and more. There is no line
+/// for an interval without requests. The last line may be missing. The first line may come just
+/// after the ramp.
 fn read_rates(log: &str, run_ms: f64, count: usize, time_based: bool) -> Option<Vec<[f64; 2]>> {
     let lines = log.lines().map(|line| {
         let mut fields = line.split(',').map(str::trim);
@@ -573,7 +587,8 @@ fn read_rates(log: &str, run_ms: f64, count: usize, time_based: bool) -> Option<
     if lines.is_empty() || !time_based && last_ms < run_ms - part_ms / 2.0 {
         return None;
     }
-    // A line that is missing at the end, or a time without requests.
+    // A gap of more than two intervals at the end is a time without requests. In a shorter gap the
+    // last line may just be missing, so that the rate there is not known.
     let known_ms = if last_ms < run_ms - 2.0 * line_ms { run_ms } else { last_ms.min(run_ms) };
     let mut parts = vec![[0.0; 2]; count];
     let mut told_ms = [0.0; 2];
@@ -588,7 +603,7 @@ fn read_rates(log: &str, run_ms: f64, count: usize, time_based: bool) -> Option<
     Some(parts)
 }
 
-/// Everything that a pipe gives.
+/// Reads a pipe to its end.
 fn text(mut pipe: impl Read) -> String {
     let mut bytes = Vec::new();
     let _ = pipe.read_to_end(&mut bytes);
@@ -600,7 +615,7 @@ pub fn figures(document: &Value, job: &Job) -> Figures {
     Measured::read(document).figures(job.sync == Sync::Flush)
 }
 
-/// Preallocates and writes a file, so that runs overwrite what exists.
+/// Writes and flushes a file of `size_bytes`, so that runs overwrite existing data.
 pub fn fill_file(path: &Path, size_bytes: u64) -> Result<(), FioError> {
     let file = Endpoint::File(path.to_path_buf());
     run(&file, &pass(&file, Pass::WriteAndFlush, size_bytes)).map(drop)
@@ -612,7 +627,7 @@ mod tests {
 
     #[test]
     fn rates_are_those_of_the_parts_and_none_where_one_is_missing() {
-        // Three parts of a second, of which the last one has writes only, and no line at its end.
+        // Three parts of a second. The last part has only writes, and no line at its end.
         let line = |at: usize, side: usize, rate: u32| format!("{}, {rate}, {side}, 0, 0\n", at * 100);
         let reads = (1..=20).map(|at| line(at, 0, if at <= 10 { 800 } else { 700 }));
         let log: String =

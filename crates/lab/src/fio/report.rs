@@ -1,8 +1,9 @@
-//! fio's own report, as it is kept.
+//! fio's own report in the form in which it is kept.
 
 use serde_json::Value;
 
-/// A report of `--output-format=json+` as `--output-format=json` has it: without the bins of its latencies, which are most of it.
+/// Removes the bins of the latencies, which are most of a `--output-format=json+` report. The rest
+/// is as in `--output-format=json`.
 pub fn without_bins(mut report: Value) -> Value {
     strip(&mut report);
     report

@@ -1,4 +1,5 @@
-//! What runs in a guest: its first process, which gives it what it needs, and then does what it is asked over the network.
+//! The agent of a guest. It is the guest's first process: it sets the guest up, and then carries
+//! out requests that come over the network.
 
 use std::collections::HashSet;
 use std::convert::Infallible;
@@ -19,25 +20,26 @@ use rustix::process::{WaitId, WaitIdOptions};
 use super::protocol::{PORT, Reply, Request, receive, send};
 use super::{LINK, PREFIX_BITS};
 
-/// What is mounted: the file system, and where.
+/// Filesystems that are mounted, each with its mount point.
 const MOUNTS: [(&str, &str); 5] =
     [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/run"), ("tmpfs", "/dev/shm")];
-/// Where programs are.
+/// Where programs are found in the guest.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// How a guest begins.
+/// The parameters of a guest's first process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Boot {
-    /// Its address in the network of the servers.
+    /// The guest's address in the servers' network.
     pub address: Ipv4Addr,
-    /// Modules of its kernel, in the order in which they are loaded.
+    /// Kernel modules, in the order in which they are loaded.
     pub modules: Vec<PathBuf>,
 }
 
-/// Is the first process of a guest.
+/// Runs as the first process of a guest. It returns only with an error.
 ///
 /// # Errors
-/// When the guest cannot be what it is to be; the kernel then ends. Also when this is no guest's first process.
+/// When the guest cannot be set up; the guest's kernel then ends. Also when this process is not the
+/// first process of a guest.
 pub fn init(boot: &Boot) -> io::Result<Infallible> {
     if !rustix::process::getpid().is_init() {
         return Err(io::Error::other("this is what a guest of the lab begins with: for nobody else"));
@@ -48,7 +50,7 @@ pub fn init(boot: &Boot) -> io::Result<Infallible> {
             fs::create_dir(place).map_err(with(place))?;
         }
         match rustix::mount::mount(kind, place, kind, MountFlags::empty(), None::<&CStr>) {
-            // The kernel has mounted it itself.
+            // The kernel has mounted the filesystem already.
             Err(e) if e != rustix::io::Errno::BUSY => return Err(with(place)(e.into())),
             _ => {}
         }
@@ -79,22 +81,22 @@ pub fn init(boot: &Boot) -> io::Result<Infallible> {
         let (stream, _) = listener.accept()?;
         let shared = shared.clone();
         std::thread::spawn(move || {
-            // Who has asked and gone need not be told.
+            // The client may have closed the connection before its reply.
             let _ = serve(stream, &shared);
         });
     }
 }
 
-/// Directories of the machine that can be written to.
+/// Directories of the machine that programs in the guest may write to.
 type Shared = Arc<Mutex<HashSet<PathBuf>>>;
 
-/// An error of the system, with what it is about.
+/// Adds to an I/O error what it is about.
 fn with(what: &str) -> impl FnOnce(io::Error) -> io::Error {
     let what = what.to_string();
     move |error| io::Error::new(error.kind(), format!("{what}: {error}"))
 }
 
-/// Does what one connection asks for.
+/// Carries out the request of one connection.
 fn serve(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let reply = match receive(&mut stream)? {
@@ -113,17 +115,17 @@ fn done(result: io::Result<()>) -> Reply {
     result.map_or_else(|error| Reply::Failed(error.to_string()), |()| Reply::Done)
 }
 
-/// What a file of sysfs holds, without the end of its line.
+/// The content of a file, without trailing white space; `None` if it cannot be read.
 fn contents(path: &Path) -> Option<String> {
     fs::read(path).ok().map(|text| String::from_utf8_lossy(&text).trim_end().to_string())
 }
 
-/// In one call: that is what a file of sysfs takes for one value.
+/// Writes with one system call: sysfs takes each call as one value.
 fn write(path: &Path, text: &str) -> io::Result<()> {
     OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
 }
 
-/// Mounts a directory of the machine over itself, so that it can be written to.
+/// Mounts a directory of the machine over itself, so that programs in the guest can write to it.
 fn share(directory: &Path, shared: &Shared) -> io::Result<()> {
     let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
     if shared.contains(directory) {
@@ -135,7 +137,7 @@ fn share(directory: &Path, shared: &Shared) -> io::Result<()> {
     Ok(())
 }
 
-/// Runs a command until it ends, or who has asked for it goes.
+/// Runs a command until it ends, or until the client closes the connection.
 fn run(words: &[String], stream: &TcpStream) -> Reply {
     let Some((program, arguments)) = words.split_first() else {
         return Reply::Failed("a command has no words".into());
@@ -152,9 +154,9 @@ fn run(words: &[String], stream: &TcpStream) -> Reply {
     if let Ok(mut stream) = stream.try_clone() {
         let running = running.clone();
         std::thread::spawn(move || {
-            // Nothing more is ever said on it: this ends with the connection.
+            // The client sends nothing more, so this call returns when the connection ends.
             let _ = stream.read(&mut [0]);
-            // Once it has been waited for, its number may be another one's.
+            // Once the command has been waited for, another process may have its id.
             if *running.lock().unwrap_or_else(PoisonError::into_inner) {
                 let _ = rustix::process::kill_process(id, rustix::process::Signal::KILL);
             }
@@ -178,7 +180,7 @@ fn text(mut pipe: impl Read) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// As a shell tells it.
+/// The exit status as a shell reports it: 128 plus the signal's number after a signal.
 fn status(ended: ExitStatus) -> i32 {
     ended.code().unwrap_or_else(|| 128 + ended.signal().unwrap_or(0))
 }

@@ -1,7 +1,9 @@
-//! A guest's disks: files of this machine, or exports of an NBD server on it, served to the guest as virtio devices by QEMU's storage daemon.
+//! A guest's disks: files of this machine, or exports of an NBD server on this machine. QEMU's
+//! storage daemon serves them to the guest as virtio devices.
 //!
-//! The guest's kernel has a driver of its own for files (`ubd`). It does one request of all disks at a time, in pieces of a page, and
-//! answers a flush without one: nothing of that is a disk.
+//! The guest's kernel also has a driver of its own for files (`ubd`). That driver handles one
+//! request of all disks at a time, in pieces of a page, and answers a flush without flushing, so it
+//! does not behave as a disk does.
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,7 +16,7 @@ use super::{GuestError, SERVER_NAME, failed, wait_until};
 use crate::process::{self, Process};
 use crate::qemu::{PROGRAM, quoted};
 
-/// What a disk of a guest is on this machine.
+/// What is behind a guest's disk on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// A file.
@@ -29,10 +31,11 @@ pub enum Source {
 }
 
 impl Source {
-    /// It as a block device of QEMU's.
+    /// QEMU's option for the block device.
     fn options(&self) -> String {
         match self {
-            // A thread waits for each request: one that hands requests on itself would wait with all others while a file is synced.
+            // With threads, each request waits by itself. With another engine all requests would
+            // wait while a file is synced.
             Source::File(file) => {
                 let file = quoted(&file.to_string_lossy());
                 format!("driver=file,cache.direct=on,aio=threads,locking=off,filename={file}")
@@ -48,24 +51,24 @@ impl Source {
 /// A disk of a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Disk {
-    /// What it is here.
+    /// What is behind the disk.
     pub source: Source,
-    /// The guest is told that it turns.
+    /// Whether the guest takes the disk for a rotational one.
     pub rotational: bool,
 }
 
 impl Disk {
-    /// A file that is a disk, which turns or does not.
+    /// A disk that is a file on this machine.
     pub fn file(file: &Path, rotational: bool) -> Disk {
         Disk { source: Source::File(file.into()), rotational }
     }
 }
 
-/// Disks that are served. Dropping it ends that.
+/// Disks that are served to a guest. Dropping it ends the server.
 #[derive(Debug)]
 pub(super) struct Disks {
     process: Process,
-    /// Where each is served, in their order.
+    /// The disks' sockets, in the order of the disks.
     sockets: Vec<PathBuf>,
 }
 
@@ -94,12 +97,12 @@ impl Disks {
         Ok(Disks { process, sockets })
     }
 
-    /// Where each is served.
+    /// The disks' sockets, in the order of the disks.
     pub(super) fn sockets(&self) -> &[PathBuf] {
         &self.sockets
     }
 
-    /// Whether they are still served.
+    /// Proves that the disks are still served.
     pub(super) fn check(&self) -> Result<(), GuestError> {
         match self.process.ended().map_err(failed("cannot look at a process"))? {
             None => Ok(()),
@@ -110,7 +113,8 @@ impl Disks {
     }
 }
 
-/// The program under another name: by this the time that it takes is told from that of an NBD server for clients.
+/// Makes a link to the program under another name, by which the program's processor time is counted
+/// apart from that of an NBD server for clients.
 fn named(directory: &Path) -> Result<PathBuf, GuestError> {
     let program = process::find(PROGRAM).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound));
     let program = program.map_err(failed(format!("cannot run {PROGRAM}")))?;

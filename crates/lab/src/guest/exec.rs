@@ -1,4 +1,5 @@
-//! A command that runs in a guest, as a process of this machine: it ends as the command does, and the command with it.
+//! Runs a command in a guest as a process of this machine: the process ends when the command ends,
+//! and the command is killed when the process ends.
 
 use std::fs;
 use std::io::{self, Write};
@@ -11,7 +12,7 @@ use super::agent::join;
 use super::protocol::{PORT, Reply, Request, exchange};
 use super::{ANSWER_LIMIT, GuestError, failed};
 
-/// What stands for the number of the process in the path of a socket.
+/// Placeholder for the process id in the path of a socket.
 pub(crate) const PID: &str = "%p";
 
 /// A command in a guest.
@@ -19,16 +20,16 @@ pub(crate) const PID: &str = "%p";
 pub struct Exec {
     /// The guest's address.
     pub address: Ipv4Addr,
-    /// A directory that it may write to.
+    /// A directory that the command may write to.
     pub share: Option<PathBuf>,
-    /// A Unix socket in the guest that is to be had here as well: its path here, in which `%p` stands for the number of this process, and its path
-    /// there.
+    /// A Unix socket in the guest to which this machine gets a socket, too: the path here, in which
+    /// `%p` stands for the id of this process, and the path in the guest.
     pub socket: Option<(PathBuf, PathBuf)>,
     /// The program and its arguments.
     pub words: Vec<String>,
 }
 
-/// What goes before a command so that it runs in a guest.
+/// The parts of a command line that runs a command in a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prefix {
     /// The program `tidepool`.
@@ -42,7 +43,7 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// What runs a program there; its arguments may follow.
+    /// A command that runs `program` in the guest; arguments for `program` may be added.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(&self.program);
         command.args(["lab", "guest", "exec"]).arg(format!("--address={}", self.address));
@@ -55,12 +56,12 @@ impl Prefix {
     }
 }
 
-/// Runs it, prints what it printed when it has ended, and returns its exit status.
+/// Runs the command to its end, then prints its output, and returns its exit status.
 ///
 /// # Errors
-/// When the guest does not answer, or cannot run it.
+/// When the guest does not answer, or cannot run the command.
 pub fn exec(command: &Exec) -> Result<i32, GuestError> {
-    // Its processor time is told by this name.
+    // The processor time of this process is accounted for under this name.
     let _ = rustix::thread::set_name(super::EXEC_NAME);
     let agent = SocketAddrV4::new(command.address, PORT);
     let no_answer = || failed(format!("the guest at {agent} does not answer"));
@@ -76,7 +77,7 @@ pub fn exec(command: &Exec) -> Result<i32, GuestError> {
         std::thread::spawn(move || {
             for socket in listener.incoming().flatten() {
                 let there = there.clone();
-                // Who connects sees an end where there is nobody in the guest.
+                // If nothing listens in the guest, the connection here is closed.
                 std::thread::spawn(move || forward(agent, &socket, there));
             }
         });
@@ -92,7 +93,7 @@ pub fn exec(command: &Exec) -> Result<i32, GuestError> {
     Ok(status)
 }
 
-/// Joins a connection here to a socket in the guest.
+/// Joins a connection on this machine to a socket in the guest.
 fn forward(agent: SocketAddrV4, socket: &UnixStream, there: PathBuf) -> io::Result<()> {
     let (reply, stream) = exchange(agent, &Request::Connect { path: there }, Some(ANSWER_LIMIT))?;
     match reply {

@@ -1,27 +1,27 @@
-//! The guests' kernel and its modules, as Debian's package has them.
+//! The guests' kernel and its modules, as in Debian's package.
 
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The kernel: a program.
+/// The kernel, which is a program.
 pub(super) const PROGRAM: &str = "linux.uml";
-/// The package that brings it.
+/// The Debian package with the kernel.
 const PACKAGE: &str = "user-mode-linux";
-/// Where its modules are, by its version.
+/// The directory of the kernel's modules, with a subdirectory for each version.
 const MODULES: &str = "/usr/lib/uml/modules";
 
 /// A kernel that is installed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Kernel {
-    /// The program.
+    /// The program's path.
     pub(super) program: PathBuf,
-    /// The directory of its modules.
+    /// The directory of the kernel's modules.
     modules: PathBuf,
 }
 
 impl Kernel {
-    /// The one that is installed.
+    /// Finds the kernel that is installed.
     ///
     /// # Errors
     /// One line that says what to install.
@@ -33,10 +33,11 @@ impl Kernel {
         Ok(Kernel { program, modules: modules.ok_or_else(|| missing("the kernel for guests"))? })
     }
 
-    /// The files of some modules and of all that they need, in the order in which they are to be loaded.
+    /// The files of some modules and of all modules that they need, in the order in which they have
+    /// to be loaded.
     ///
     /// # Errors
-    /// One line that names a module that there is not.
+    /// One line that names a module that does not exist.
     pub(super) fn modules(&self, names: &[&str]) -> Result<Vec<PathBuf>, String> {
         let path = self.modules.join("modules.dep");
         let text = fs::read_to_string(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
@@ -46,7 +47,8 @@ impl Kernel {
     }
 }
 
-/// Modules and what they need, from the table of a `modules.dep`; the name of one that is not in it is the error.
+/// Modules and all modules that they need, in the order in which they have to be loaded, from the
+/// table of a `modules.dep`. The error is the name of a module that is not in the table.
 pub(crate) fn in_order(table: &str, names: &[&str]) -> Result<Vec<String>, String> {
     let lines = table.lines().filter_map(|line| line.split_once(':'));
     let name = |module: &str| {
@@ -58,7 +60,7 @@ pub(crate) fn in_order(table: &str, names: &[&str]) -> Result<Vec<String>, Strin
     let mut order: Vec<String> = Vec::new();
     for wanted in names {
         let (module, needs) = known.get(&name(wanted)).ok_or_else(|| wanted.to_string())?;
-        // The table names what comes first last.
+        // The table lists last the module that has to be loaded first.
         for file in needs.split_whitespace().rev().chain([*module]) {
             if !order.iter().any(|there| there == file) {
                 order.push(file.to_string());

@@ -1,11 +1,14 @@
-//! A small guest for an OSD: it has a kernel with what this machine's may lack, such as bcache.
+//! A small guest for an OSD, with a kernel that has what this machine's kernel may lack, such as
+//! bcache.
 //!
-//! The guest is Linux as a process (user-mode-linux, `linux.uml`). Its root is this machine's file system, which it cannot change, so its programs are the
-//! machine's own. Its disks are files of the machine, or exports of an NBD server on it, and its network card is at the node of a server. Its first process is this program's
-//! (`tidepool lab guest init`), which then does over the network what it is asked.
+//! The guest is Linux as a process (user-mode-linux, `linux.uml`). Its root is this machine's file
+//! system, which the guest cannot change, so its programs are the machine's own. Its disks are
+//! files of the machine, or exports of an NBD server on the machine. Its network card is at the
+//! node of a server. Its first process is this program (`tidepool lab guest init`), which carries
+//! out requests that come over the network.
 //!
-//! Each call of the kernel costs some microseconds in such a guest, and it has one processor. So what an OSD does in a guest is compared with
-//! what it does in another one, never with one without.
+//! Each system call takes some microseconds in such a guest, and the guest has one processor. So an
+//! OSD in a guest is compared with OSDs in other guests, never with one outside.
 
 mod agent;
 mod disks;
@@ -35,48 +38,49 @@ pub(crate) use exec::PID;
 pub use exec::{Exec, Prefix, exec};
 pub(crate) use kernel::in_order;
 
-/// What a guest calls its network card.
+/// The network card's name in the guest.
 const LINK: &str = "vec0";
-/// Bits of its address that are those of the network.
+/// Length of the network's prefix in the guest's address, in bits.
 const PREFIX_BITS: u8 = 24;
-/// A guest's disks, in the order in which it was given them.
+/// The names of a guest's disks, in the order in which the guest gets them.
 const DISK_NAMES: [&str; 4] = ["/dev/vda", "/dev/vdb", "/dev/vdc", "/dev/vdd"];
-/// What the guest's kernel calls a disk that it has to flush.
+/// The guest kernel's name for the cache type of a disk that needs flushes.
 const WRITE_BACK: &str = "write back";
-/// What virtio calls a disk (`virtio_ids.h`).
+/// The virtio device type of a disk (`virtio_ids.h`).
 const VIRTIO_BLOCK: u32 = 2;
-/// Longest wait for a guest to begin.
+/// Longest wait for a process to begin: the guest, or the server of its disks.
 const BOOT_LIMIT: Duration = Duration::from_secs(60);
-/// Longest wait for the answer to anything but a command.
+/// Longest wait for the reply to a request other than a command.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
-/// How often something is looked at that is waited for.
+/// Pause between two checks of a condition that is waited for.
 const POLL: Duration = Duration::from_millis(20);
-/// The guest's processes, what serves its disks, and commands that run in it, by the names of their processes.
+/// Names of the guest's processes: its kernel's, that of the server of its disks, and that of
+/// commands that run in it.
 pub(crate) const PROCESS_NAMES: [&str; 3] = [kernel::PROGRAM, SERVER_NAME, "lab-guest-exec"];
-/// The second of them: the kernel keeps fifteen bytes of a name.
+/// The second of [`PROCESS_NAMES`]. The kernel keeps fifteen bytes of a name.
 const SERVER_NAME: &str = "lab-guest-disks";
-/// The last of them.
+/// The third of [`PROCESS_NAMES`].
 const EXEC_NAME: &std::ffi::CStr = c"lab-guest-exec";
 
-/// Why there is no guest, or it does not do what it is to.
+/// Why there is no guest, or why it does not work.
 #[derive(Debug, thiserror::Error)]
 pub enum GuestError {
-    /// A file or a process could not be had.
+    /// A file or a process operation failed.
     #[error("{what}: {source}")]
     Io {
         /// What was tried.
         what: String,
-        /// Why it failed.
+        /// The system's error.
         source: io::Error,
     },
-    /// Something ended that is to run on.
+    /// A process ended that should still run.
     #[error("{what} has ended ({status}): {said}")]
     Ended {
-        /// What.
+        /// The process.
         what: String,
-        /// How.
+        /// How it ended, in words.
         status: String,
-        /// The last line that it said.
+        /// The last line of the process's output.
         said: String,
     },
     /// A command failed in the guest.
@@ -84,29 +88,29 @@ pub enum GuestError {
     Command {
         /// The command line.
         command: String,
-        /// Its exit status.
+        /// The command's exit status.
         status: i32,
-        /// The last line of its errors.
+        /// The last line of the command's error output.
         said: String,
     },
-    /// The guest cannot do it.
+    /// The guest cannot do what it was asked for.
     #[error("the guest: {0}")]
     Refused(String),
-    /// What is not installed, or not there.
+    /// Something is not installed, or not there.
     #[error("{0}")]
     Missing(String),
 }
 
-/// An error of the system, with what was tried.
+/// Turns an I/O error into a [`GuestError`] that says what was tried.
 fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> GuestError {
     let what = what.into();
     |source| GuestError::Io { what, source }
 }
 
-/// Says in one line why guests are not possible here.
+/// Checks whether guests are possible on this machine.
 ///
 /// # Errors
-/// That line.
+/// The reason why not, in one line.
 pub fn probe() -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         return Err("a guest has a network card and processes of its own, which only root can give it".into());
@@ -116,29 +120,29 @@ pub fn probe() -> Result<(), String> {
     process::need("unshare", "util-linux")
 }
 
-/// What a guest is given.
+/// The parameters of a guest.
 #[derive(Debug)]
 pub struct Setup<'a> {
-    /// What its files in `directory` begin with.
+    /// Prefix of the names of the guest's files in `directory`.
     pub name: &'a str,
-    /// A directory for its sockets and for what it says.
+    /// A directory for the guest's sockets, and for the output of its console.
     pub directory: &'a Path,
     /// The program `tidepool`.
     pub program: &'a Path,
-    /// Its place in the network.
+    /// The guest's place in the network.
     pub plug: &'a Plug,
-    /// Its disks.
+    /// The guest's disks.
     pub disks: &'a [Disk],
-    /// Modules that its kernel loads, beside the one for its disks.
+    /// Kernel modules that the guest loads, besides that for its disks.
     pub modules: &'a [&'a str],
-    /// Its memory in bytes.
+    /// The guest's memory in bytes.
     pub memory_bytes: u64,
 }
 
 /// A running guest. Dropping it ends it.
 #[derive(Debug)]
 pub struct Guest {
-    // The guest goes before its disks.
+    // Dropped before the disks, which the guest uses.
     process: Process,
     disks: Disks,
     agent: SocketAddrV4,
@@ -151,7 +155,7 @@ impl Guest {
     /// Starts a guest and waits until it answers.
     ///
     /// # Errors
-    /// When it does not.
+    /// When the guest does not start, or does not answer.
     pub fn boot(setup: &Setup<'_>) -> Result<Guest, GuestError> {
         if setup.disks.len() > DISK_NAMES.len() {
             return Err(GuestError::Refused(format!("it has at most {} disks", DISK_NAMES.len())));
@@ -163,8 +167,10 @@ impl Guest {
         let console = setup.directory.join(format!("{}.console", setup.name));
         let said = File::create(&console).map_err(failed("cannot make a file for what a guest says"))?;
         let errors = said.try_clone().map_err(failed("cannot make a file for what a guest says"))?;
-        // A guest's processes are processes of this machine, which its kernel holds at each call. They must not go on without it: the first
-        // process of their namespace is a shell, and when that is killed, as it is when its parent is, all of them are.
+        // A guest's processes are processes of this machine, which the guest's kernel stops at each
+        // system call. They must not run on without that kernel. So the first process of their PID
+        // namespace is a shell, which is killed when its parent ends; then all processes of the
+        // namespace are killed.
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--kill-child=KILL", "sh", "-c", "\"$@\"; exit $?", "guest"]);
         command.arg(&kernel.program).args(words(setup, disks.sockets(), &modules));
@@ -183,8 +189,8 @@ impl Guest {
         Ok(guest)
     }
 
-    /// Has the guest's kernel take a disk for what it is. By itself it takes each for one that writes through, to which it sends no flush, and
-    /// for one that turns.
+    /// Sets the properties of a disk in the guest's kernel. By default the kernel takes each disk
+    /// for one that writes through, to which it sends no flush, and for a rotational one.
     fn introduce(&self, name: &str, disk: &Disk) -> Result<(), GuestError> {
         let turns = if disk.rotational { "1" } else { "0" };
         let settings = [
@@ -202,10 +208,10 @@ impl Guest {
         Ok(())
     }
 
-    /// Whether its kernel says that a device, such as `/dev/vda`, turns.
+    /// Whether the guest's kernel reports a device, such as `/dev/vda`, as rotational.
     ///
     /// # Errors
-    /// When it does not say.
+    /// When the kernel does not report it.
     pub fn is_rotational(&self, device: &Path) -> Result<bool, GuestError> {
         let path = format!("{}/queue/rotational", sysfs(&device.to_string_lossy()));
         match self.read(&[&path])?.get(&path).map(String::as_str) {
@@ -215,20 +221,20 @@ impl Guest {
         }
     }
 
-    /// The name of a disk in the guest, by its number among those that it was given.
+    /// The path of a disk in the guest, by the disk's number in [`Setup::disks`].
     pub fn disk(&self, number: usize) -> Option<PathBuf> {
         DISK_NAMES[..self.disk_count].get(number).map(PathBuf::from)
     }
 
-    /// Its address.
+    /// The guest's address.
     pub fn address(&self) -> Ipv4Addr {
         *self.agent.ip()
     }
 
-    /// Shows that it runs, and has its disks.
+    /// Proves that the guest runs, and that its disks are served.
     ///
     /// # Errors
-    /// When it has ended, or they have.
+    /// When the guest or the server of its disks has ended.
     pub fn check(&self) -> Result<(), GuestError> {
         self.disks.check()?;
         match self.process.ended().map_err(failed("cannot look at a process"))? {
@@ -239,10 +245,10 @@ impl Guest {
         }
     }
 
-    /// Runs a command in it to its end; returns what it printed.
+    /// Runs a command in the guest to its end; returns what the command printed.
     ///
     /// # Errors
-    /// When it fails, or takes longer than `limit`.
+    /// When the command fails, or takes longer than `limit`.
     pub fn run(&self, words: &[&str], limit: Duration) -> Result<String, GuestError> {
         let request = Request::Run { words: words.iter().map(|word| word.to_string()).collect() };
         match self.ask(&request, limit)? {
@@ -255,10 +261,11 @@ impl Guest {
         }
     }
 
-    /// What files in it hold, without the ends of their last lines; without those that cannot be read.
+    /// The content of files in the guest, without trailing white space. Files that cannot be read
+    /// are left out.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// When the guest does not answer.
     pub fn read(&self, paths: &[&str]) -> Result<HashMap<String, String>, GuestError> {
         let request = Request::Read { paths: paths.iter().map(PathBuf::from).collect() };
         match self.ask(&request, ANSWER_LIMIT)? {
@@ -270,10 +277,10 @@ impl Guest {
         }
     }
 
-    /// Writes a text to a file in it that there is, such as one of sysfs.
+    /// Writes a text to an existing file in the guest, such as one of sysfs.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When the file cannot be written.
     pub fn write(&self, path: &str, text: &str) -> Result<(), GuestError> {
         let request = Request::Write { path: path.into(), text: text.into() };
         done(self.ask(&request, ANSWER_LIMIT)?)
@@ -284,7 +291,7 @@ impl Guest {
         match asked.and_then(|reply| reply) {
             Ok((reply, _)) => Ok(reply),
             Err(error) => {
-                // What has ended is the reason.
+                // If the guest or the server of its disks has ended, that is the reason.
                 self.check()?;
                 Err(failed("a guest does not answer")(error))
             }
@@ -292,12 +299,12 @@ impl Guest {
     }
 }
 
-/// Where a guest tells of a device.
+/// The directory of a device in the guest's sysfs.
 fn sysfs(device: &str) -> String {
     format!("/sys/block/{}", device.trim_start_matches("/dev/"))
 }
 
-/// The reply to what has no result.
+/// The result of a request whose reply carries no data.
 fn done(reply: Reply) -> Result<(), GuestError> {
     match reply {
         Reply::Done => Ok(()),
@@ -319,7 +326,8 @@ fn words(setup: &Setup<'_>, sockets: &[PathBuf], modules: &[PathBuf]) -> Vec<OsS
     word(&format!("mem={}M", setup.memory_bytes >> 20), nothing, "");
     word("uml_dir=", setup.directory, "/");
     word(&format!("umid={}.uml", setup.name), nothing, "");
-    // The kernel adds a console to the end unless one is named, where it would be a word for the first process.
+    // If no console is named, the kernel appends one, which would become an argument of the first
+    // process.
     for option in [
         "root=/dev/root",
         "rootfstype=hostfs",
@@ -348,7 +356,7 @@ fn words(setup: &Setup<'_>, sockets: &[PathBuf], modules: &[PathBuf]) -> Vec<OsS
     words
 }
 
-/// Waits until `there` is true; an error if the process ends before, or it takes too long.
+/// Waits until `there` returns true. An error if the process ends first, or after [`BOOT_LIMIT`].
 fn wait_until(
     process: &Process,
     what: &str,
@@ -369,7 +377,8 @@ fn wait_until(
     Ok(())
 }
 
-/// The last line of a file that says something: of what a guest's kernel has said, the one before its end.
+/// The last line of a file with a program's output. Of a guest's kernel, the last line before its
+/// panic.
 fn last_words(path: &Path) -> String {
     let text = fs::read(path).unwrap_or_default();
     last_line(&String::from_utf8_lossy(&text)).to_string()

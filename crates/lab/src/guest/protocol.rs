@@ -1,4 +1,5 @@
-//! What a guest's agent is asked, and what it answers: JSON behind its length in four bytes, the most significant first.
+//! The requests to a guest's agent, and its replies. A message is JSON after its length in four
+//! bytes, the most significant first.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddrV4, TcpStream};
@@ -8,64 +9,65 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Where the agent listens. Nobody else is in the guest.
+/// The TCP port on which the agent listens. It is fixed: a guest has an address of its own, and one
+/// agent.
 pub(super) const PORT: u16 = 4000;
 /// Longest message, in bytes.
 const MESSAGE_BYTES_MAX: u32 = 16 << 20;
-/// Longest wait for a connection: the guest is on this machine.
+/// Longest wait for a connection. It is short, because the guest is on this machine.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
-/// What the agent is to do. One connection asks one thing.
+/// A request to the agent. Each connection carries one request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Request {
-    /// Run a command. It is killed when the connection ends before it does.
+    /// Runs a command. The command is killed if the connection ends first.
     Run {
         /// The program and its arguments.
         words: Vec<String>,
     },
-    /// Tell what files hold, such as those of sysfs.
+    /// Reads files, such as those of sysfs.
     Read {
         /// The files.
         paths: Vec<PathBuf>,
     },
-    /// Write a text to a file that there is.
+    /// Writes a text to an existing file.
     Write {
         /// The file.
         path: PathBuf,
         /// The text.
         text: String,
     },
-    /// Let programs write to a directory of the machine.
+    /// Lets programs in the guest write to a directory of the machine.
     Share {
         /// The directory, which has the same path in the guest.
         directory: PathBuf,
     },
-    /// Join this connection to a Unix socket.
+    /// Joins this connection to a Unix socket.
     Connect {
         /// The socket.
         path: PathBuf,
     },
 }
 
-/// What came of it.
+/// The agent's reply to a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Reply {
-    /// It is done.
+    /// The request was carried out.
     Done,
     /// The command has ended.
     Ended {
-        /// Its exit status; 128 and its number if a signal has ended it.
+        /// The command's exit status; 128 plus the signal's number if a signal ended the command.
         status: i32,
-        /// What it printed.
+        /// The command's standard output.
         output: String,
-        /// What it printed as errors.
+        /// The command's error output.
         errors: String,
     },
-    /// What the files hold; `null` for one that cannot be read.
+    /// The content of each file; `null` for a file that cannot be read.
     Contents(Vec<Option<String>>),
-    /// It is not possible.
+    /// The request failed; this is the reason.
     Failed(String),
 }
 
@@ -74,7 +76,7 @@ pub(super) fn send(stream: &mut impl Write, message: &impl Serialize) -> io::Res
     let text = serde_json::to_vec(message)?;
     let length = u32::try_from(text.len()).ok().filter(|&length| length <= MESSAGE_BYTES_MAX);
     let length = length.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "too long a message"))?;
-    // In one piece: each call of the kernel is dear in a guest.
+    // In one system call: these are expensive in a guest.
     stream.write_all(&[&length.to_be_bytes(), text.as_slice()].concat())
 }
 
@@ -91,7 +93,8 @@ pub(super) fn receive<T: DeserializeOwned>(stream: &mut impl Read) -> io::Result
     Ok(serde_json::from_slice(&text)?)
 }
 
-/// Asks the agent something, and waits so long for its reply; without a limit until there is one. The connection stays open.
+/// Sends a request to the agent, and waits for the reply: for at most `limit`, or without a limit
+/// if that is `None`. The connection stays open.
 pub(super) fn exchange(
     agent: SocketAddrV4,
     request: &Request,

@@ -1,4 +1,4 @@
-//! fio, each client on an image of its own.
+//! fio as load generator: each client has its own image.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -11,7 +11,7 @@ use crate::suite::{Suite, Workload};
 /// Clients of fio.
 #[derive(Debug)]
 pub(super) struct Images {
-    /// The image of each client, with the bytes of it that were ever written.
+    /// The image of each client, and the bytes of it that were ever written.
     images: Vec<(Endpoint, u64)>,
     job: Job,
     set_bytes: u64,
@@ -64,7 +64,7 @@ impl Load for Images {
         fio::command_line(self.image(client), &self.words(client))
     }
 
-    /// Images were written when the testbed came up.
+    /// Nothing to do: images were written when the testbed came up.
     fn fill(&self, _: &mut Objects, _: Stop<'_>) -> Result<Filled, LoadError> {
         let bytes = self.images.iter().map(|(_, written)| (*written).min(self.set_bytes)).sum();
         Ok(Filled { bytes, anew: false })
@@ -95,7 +95,8 @@ impl Load for Images {
     }
 }
 
-/// A client at work. Its figures are those of its own time without its ramp, in which the window lies.
+/// A client at work. Its figures cover its own time after its ramp. The window lies within that
+/// time.
 #[derive(Debug)]
 struct Fio {
     running: Running,

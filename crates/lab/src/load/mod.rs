@@ -1,5 +1,5 @@
-//! What makes the load of a measurement: clients side by side, each a process, behind one interface. fio is one load generator,
-//! `rados bench` the other.
+//! Load generators of a measurement, behind one interface: clients side by side, each a process.
+//! The generators are fio and `rados bench`.
 
 mod fio;
 pub mod neighbours;
@@ -21,40 +21,40 @@ use crate::testbed::Entrance;
 /// Why a load generator gave no figures.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// fio did not.
+    /// fio failed.
     #[error(transparent)]
     Fio(#[from] FioError),
-    /// The program is not there.
+    /// The program `rados` is not installed.
     #[error("cannot run rados: {0}; on Debian: apt-get install ceph-common")]
     NoRados(io::Error),
-    /// It failed, or did too little.
+    /// The program failed, or did not do enough.
     #[error("`{command}` failed: {output}")]
     Failed {
         /// The command line.
         command: String,
-        /// The last line of its error output, or what it lacks.
+        /// The last line of its error output, or what is missing.
         output: String,
     },
-    /// A place for what clients say could not be had.
+    /// No place for the output of the clients could be made.
     #[error("cannot make a file for what a client says: {0}")]
     Place(io::Error),
 }
 
-/// Asked all the while by what waits: it says why not to go on.
+/// Called repeatedly by functions that wait. Returns why they should stop, or `None`.
 pub type Stop<'a> = &'a dyn Fn() -> Option<String>;
 
-/// The window that clients share with all counters.
+/// The window that all clients share, and over which counters are compared.
 #[derive(Debug, Clone, Copy)]
 pub struct Span {
     /// When the ramp of the last client was over.
     pub begin: Instant,
-    /// When the time of the first one was over, or it had ended.
+    /// When the time of the first client was over, or a client had ended before.
     pub end: Instant,
 }
 
-/// A client at work. Dropping it kills it.
+/// A client at work. Dropping it kills its process.
 pub trait Client: Debug {
-    /// When it began to send requests, which is when its ramp began. None as long as it has not.
+    /// When it began to send requests, which is when its ramp began. `None` until then.
     fn begun(&self) -> Option<Instant>;
 
     /// Whether it has ended.
@@ -63,24 +63,25 @@ pub trait Client: Debug {
     /// Waits for its end and returns what it did in the window.
     ///
     /// # Errors
-    /// When it fails, is stopped, or did nothing in the window.
+    /// If it fails, is stopped, or did nothing in the window.
     fn finish(self: Box<Self>, span: Span, stop: Stop<'_>) -> Result<Done, LoadError>;
 }
 
-/// What a client did.
+/// What a client did: rados bench in the window, fio in its own time after the ramp.
 #[derive(Debug, Default)]
 pub struct Done {
     /// Its requests.
     pub measured: Measured,
-    /// Requests per second of reads and of writes in each of the equal windows of a measurement. None where that is not known.
+    /// Requests per second of reads and of writes in each of the equal parts of a measurement.
+    /// `None` if not known.
     pub rates: Option<Vec<[f64; 2]>>,
-    /// What rados bench tells of itself.
+    /// Output of rados bench about itself.
     pub told: Option<Told>,
     /// fio's own report, without its bins.
     pub report: Option<Value>,
 }
 
-/// What an instance of rados bench tells of itself.
+/// Output of an instance of rados bench about itself.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Told {
     /// Bytes per second in each second of the window.
@@ -91,24 +92,25 @@ pub struct Told {
     pub min_us: f64,
 }
 
-/// What is there for clients to read.
+/// What clients can read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Filled {
-    /// Bytes of all sets together that were ever written.
+    /// Bytes of all sets that were ever written.
     pub bytes: u64,
-    /// Some of it was written just now: caches hold something else than before.
+    /// Objects were written or removed just now, so that the caches do not hold the same data as
+    /// before.
     pub anew: bool,
 }
 
-/// The objects in a cluster's pool, which clients make and find.
+/// The objects in a cluster's pool that clients write and read.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Objects {
-    /// Those that there are. None if nobody knows, as when a measurement has written.
+    /// The objects that exist. `None` if not known, for example after a measurement that wrote.
     known: Option<Kept>,
 }
 
 impl Objects {
-    /// A pool without any.
+    /// An empty pool.
     pub fn none() -> Objects {
         Objects { known: Some(Kept::default()) }
     }
@@ -118,56 +120,59 @@ impl Objects {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Kept {
     clients: u32,
-    /// Of each client.
+    /// Objects of each client.
     objects: u64,
     object_bytes: u64,
 }
 
-/// What the clients of a measurement do.
+/// The load of a measurement's clients.
 pub trait Load: Debug {
     /// Clients.
     fn clients(&self) -> u32;
 
-    /// Bytes that each of them reads from.
+    /// Bytes that each client reads from.
     fn set_bytes(&self) -> u64;
 
-    /// What a client does as a line for a shell, which repeats it.
+    /// The shell command that repeats a client's load.
     fn command(&self, client: u32) -> String;
 
-    /// Makes what is to be there before, and removes what is not. To be called with devices that answer at once.
+    /// Writes what must exist before the load, and removes what must not. To be called while
+    /// devices answer at once.
     ///
     /// # Errors
-    /// When that fails.
+    /// If the load generator fails or is stopped.
     fn fill(&self, objects: &mut Objects, stop: Stop<'_>) -> Result<Filled, LoadError>;
 
-    /// Reads all that a client is going to read from, once.
+    /// Reads everything that a client will read, once.
     ///
     /// # Errors
-    /// When that fails.
+    /// If the load generator fails or is stopped.
     fn pass(&self, client: u32, stop: Stop<'_>) -> Result<(), LoadError>;
 
-    /// Has each client send one flush, as a guest does when it mounts, where there are guests.
+    /// Sends one flush from each client, as a guest does when it mounts. It does nothing for
+    /// clients without guests, which are those of rados bench.
     ///
     /// # Errors
-    /// When that fails.
+    /// If the load generator fails or is stopped.
     fn flush(&self, stop: Stop<'_>) -> Result<(), LoadError>;
 
-    /// Starts a client, which has a place of its own in `directory`, where others are too.
+    /// Starts a client, with its own place in `directory`, which other clients use too.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     fn start(&self, client: u32, directory: &Path) -> Result<Box<dyn Client>, LoadError>;
 }
 
-/// What clients find: the image of each with the bytes of it that were ever written, or the cluster.
+/// Where clients find their data: an image with the bytes of it that were ever written, or the
+/// pool.
 pub struct Reach<'a> {
-    /// Of a client that has an image.
+    /// For a client with an image.
     pub image: &'a dyn Fn(u32) -> (Endpoint, u64),
-    /// Of one that has objects.
+    /// For a client with objects.
     pub pool: &'a dyn Fn(u32) -> Entrance,
 }
 
-/// What so many clients of a workload do at a depth.
+/// The load of this number of clients of a workload at this depth.
 pub fn of(suite: &Suite, workload: &Workload, depth: u32, clients: u32, reach: &Reach<'_>) -> Box<dyn Load> {
     match workload.tool {
         Tool::Fio => {
@@ -181,7 +186,8 @@ pub fn of(suite: &Suite, workload: &Workload, depth: u32, clients: u32, reach: &
     }
 }
 
-/// What instances side by side come to. None where there is none, or one of them has told nothing.
+/// The figures of several instances of rados bench together. `None` if there are none, or if one
+/// has reported nothing.
 pub fn together(told: Vec<Option<Told>>, mean_us: f64) -> Option<Bench> {
     let told: Vec<Told> = told.into_iter().collect::<Option<_>>()?;
     let seconds = told.iter().map(|of| of.bytes_per_s.len()).min().filter(|seconds| *seconds > 0)?;

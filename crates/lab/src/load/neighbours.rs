@@ -1,5 +1,6 @@
-//! Virtual machines beside the measured clients: fio on images of their own, reached as the clients reach theirs, at most so many requests
-//! per second. They begin before the clients and are ended after them.
+//! Virtual machines beside the measured clients: fio on images of their own, on the clients' access
+//! path, each with at most a given number of requests per second, if the suite limits it. They
+//! begin before the clients and are ended after them.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,15 +10,15 @@ use crate::fio::{self, Endpoint, FioError, Job, Measured, Pattern, Running};
 use crate::results::Crowd;
 use crate::suite::Neighbours;
 
-/// What a neighbour does: single small requests, most of them reads.
+/// The load of a neighbour: single small requests, most of them reads.
 const JOB: Job = Job::new(Pattern::RandMixed(READ_PERCENT), BLOCK_BYTES, 1);
 const READ_PERCENT: u8 = 70;
 const BLOCK_BYTES: u64 = 4096;
-/// Longer than any measurement: a neighbour is ended, and does not end.
+/// Longer than any measurement: a neighbour does not end by itself.
 const SECONDS: u32 = 30 * 24 * 3600;
-/// How often it is looked whether all have begun.
+/// Time between two checks whether all neighbours have begun.
 const POLL: Duration = Duration::from_millis(10);
-/// Longest time of a neighbour to end: its last request may wait for a slow device.
+/// Longest time for a neighbour to end. Its last request may wait for a slow device.
 const END_LIMIT: Duration = Duration::from_secs(120);
 
 /// Neighbours at work. Dropping them kills them.
@@ -28,32 +29,33 @@ pub struct AtWork {
     command: String,
 }
 
-/// What neighbours did.
+/// The outcome of neighbours.
 #[derive(Debug)]
 pub struct Ended {
-    /// For the results.
+    /// Neighbours, their figures and their command, for the results.
     pub crowd: Crowd,
-    /// Bytes per second that they read, all together.
+    /// Bytes per second that all neighbours read together.
     pub read_bytes_per_s: f64,
-    /// Why one has failed.
+    /// Why a neighbour failed.
     pub failure: Option<String>,
 }
 
-/// The arguments of a neighbour on its image, of which it uses the first bytes.
+/// The fio arguments of a neighbour. It uses the first `set_bytes` of its image.
 fn words(image: &Endpoint, of: Neighbours, set_bytes: u64) -> Vec<String> {
     let mut words = fio::arguments(image, &JOB, set_bytes, 0, SECONDS);
     if let Some(iops) = of.iops_max {
-        // fio limits reads and writes each by itself.
+        // fio limits reads and writes separately.
         let reads = (iops * u32::from(READ_PERCENT) / 100).max(1);
         words.push(format!("--rate_iops={reads},{}", (iops - reads).max(1)));
     }
     words
 }
 
-/// Starts neighbours on these images, and waits until all are at work. Each has a place of its own in `directory`.
+/// Starts neighbours on these images and waits until all are at work. Each has its own place in
+/// `directory`.
 ///
 /// # Errors
-/// When one does not begin.
+/// If one does not begin.
 pub fn start(
     images: &[Endpoint],
     of: Neighbours,
@@ -83,16 +85,16 @@ pub fn start(
 }
 
 impl AtWork {
-    /// Their process ids.
+    /// Process ids of the neighbours, or of the guests they run in.
     pub fn ids(&self) -> Vec<u32> {
         self.running.iter().map(Running::id).collect()
     }
 
-    /// Ends them, and tells what they did.
+    /// Ends all neighbours and returns what they did.
     pub fn end(mut self) -> Ended {
         let mut failure = None;
         let early = self.running.iter().any(Running::has_ended);
-        // All at once, so that they have had the same time.
+        // Interrupt all of them first, so that they ran equally long.
         for neighbour in &mut self.running {
             if let Err(error) = neighbour.interrupt() {
                 failure = Some(error.to_string());
@@ -157,7 +159,7 @@ mod tests {
         let iops = ended.crowd.figures.expect("figures").iops;
         assert!((20.0..=130.0).contains(&iops), "{ended:?}");
         assert!(ended.read_bytes_per_s > 0.0 && ended.crowd.command.contains("fio"), "{ended:?}");
-        // fio makes directories that are missing, but not below a file.
+        // fio creates missing directories, but not below a file.
         let gone = [Endpoint::File(scratch.join("image0/image"))];
         let again = scratch.join("again");
         std::fs::create_dir(&again).expect("a directory");

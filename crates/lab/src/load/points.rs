@@ -1,46 +1,47 @@
-//! What `rados bench --show-time` says, and the window cut out of it.
+//! Output of `rados bench --show-time`, and the window cut from it.
 //!
-//! It has no ramp. But it tells each second how many requests are finished and their mean latency so far, hence at any two of these
-//! moments what was done between them. Between two lines, a second apart, requests are taken to be finished at an even pace.
+//! rados bench has no ramp. But each second it prints how many requests have finished, and their
+//! mean latency so far. So the work between any two of these moments is known. Between two lines, a
+//! second apart, requests are taken to finish at an even pace.
 
 use jiff::Timestamp;
 
-/// The shortest window that has figures, in seconds.
+/// Shortest window with figures, in seconds.
 const WINDOW_MIN_S: f64 = 0.5;
 /// How much shorter than a second the last second of a window may be, in seconds.
 const SECOND_SHORT_S: f64 = 0.1;
 
-/// What was finished until a moment.
+/// What had finished by a moment.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Point {
     /// Seconds since 1970.
     at_s: f64,
     finished: f64,
-    /// Time that all that is finished has taken together, in seconds.
+    /// Sum of the latencies of all finished requests, in seconds.
     total_s: f64,
 }
 
-/// What an instance has said.
+/// Output of an instance.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Said {
-    /// In the order of time, from its begin on; the last one is its end.
+    /// In the order of time, from the beginning of the instance; the last point is its end.
     points: Vec<Point>,
-    /// Requests that it has finished.
+    /// Requests that finished.
     pub(super) finished: u64,
-    /// Longest latency in seconds, from its begin on.
+    /// Longest latency in seconds, of the whole instance.
     pub(super) max_s: f64,
-    /// Shortest latency in seconds, from its begin on.
+    /// Shortest latency in seconds, of the whole instance.
     pub(super) min_s: f64,
 }
 
-/// What an instance did in a window.
+/// Work of an instance in a window.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Cut {
     /// Length in seconds.
     pub(super) seconds: f64,
-    /// Requests that it finished.
+    /// Requests that finished in the window.
     pub(super) finished: f64,
-    /// Time that these have taken together, in seconds.
+    /// Sum of the latencies of these requests, in seconds.
     pub(super) total_s: f64,
 }
 
@@ -51,13 +52,13 @@ impl Cut {
     }
 }
 
-/// When an instance began, in seconds since 1970; None as long as it has not said so.
+/// When an instance began, in seconds since 1970; `None` until it has printed that.
 pub(super) fn begin_s(text: &str) -> Option<f64> {
-    // Half a line says half a number.
+    // A line without its end may hold half a number.
     text.split_inclusive('\n').filter(|line| line.ends_with('\n')).find_map(point).map(|point| point.at_s)
 }
 
-/// Reads what an instance has said until its end. None if it has not come to its end.
+/// Reads the output of an instance that has ended. `None` if it has not ended.
 pub(super) fn read(text: &str) -> Option<Said> {
     let mut points: Vec<Point> = text.lines().filter_map(point).collect();
     let begin_s = points.first()?.at_s;
@@ -67,7 +68,8 @@ pub(super) fn read(text: &str) -> Option<Said> {
         finished,
         total_s: finished * value(text, "Average Latency(s):")?,
     };
-    // A line may come when all is done and nothing told yet.
+    // A line for a second may be printed when the instance has ended but its totals are not printed
+    // yet.
     points.retain(|point| point.at_s < end.at_s);
     points.push(end);
     let (max_s, min_s) = (value(text, "Max latency(s):")?, value(text, "Min latency(s):")?);
@@ -75,8 +77,8 @@ pub(super) fn read(text: &str) -> Option<Said> {
     points.windows(2).all(forward).then_some(Said { points, finished: finished as u64, max_s, min_s })
 }
 
-/// The moment that a line of a second tells of: its time, the second, requests in flight, started and finished, two rates, the last
-/// latency and the mean of all.
+/// Reads the line of one second: time, second, requests in flight, started and finished, two rates,
+/// last latency, mean latency of all.
 fn point(line: &str) -> Option<Point> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     let [time, second, in_flight, started, finished, _, _, _, mean_s] = fields[..] else { return None };
@@ -89,14 +91,14 @@ fn point(line: &str) -> Option<Point> {
     Some(Point { at_s: time.as_microsecond() as f64 / 1e6, finished, total_s: mean_s * finished })
 }
 
-/// The number after these words.
+/// The number after these words in the output.
 fn value(text: &str, words: &str) -> Option<f64> {
     let after = text.lines().find_map(|line| line.split_once(words))?.1;
     after.trim().parse::<f64>().ok().filter(|value| value.is_finite() && *value >= 0.0)
 }
 
 impl Said {
-    /// What was finished until then.
+    /// The state at a moment, interpolated between two lines.
     fn until(&self, at_s: f64) -> Point {
         let next = self.points.partition_point(|point| point.at_s < at_s).min(self.points.len() - 1);
         let (before, after) = (self.points[next.saturating_sub(1)], self.points[next]);
@@ -119,18 +121,19 @@ impl Said {
         }
     }
 
-    /// When it had ended, in seconds since 1970.
+    /// When the instance had ended, in seconds since 1970.
     fn end_s(&self) -> f64 {
         self.points[self.points.len() - 1].at_s
     }
 
-    /// What it did from then to then, or to its end if that was before. None if it had no time for anything.
+    /// Its work in the window, or until its end if that is earlier. `None` if nothing finished, or
+    /// less than [`WINDOW_MIN_S`] of the window is left.
     pub(super) fn cut(&self, begin_s: f64, end_s: f64) -> Option<Cut> {
         let cut = self.between(begin_s, end_s.min(self.end_s()));
         (cut.seconds >= WINDOW_MIN_S && cut.finished > 0.0).then_some(cut)
     }
 
-    /// What it did in so many equal parts of the window. None if it had ended before that was over.
+    /// Its work in `count` equal parts of the window. `None` if it ended before the window did.
     pub(super) fn parts(&self, begin_s: f64, end_s: f64, count: usize) -> Option<Vec<Cut>> {
         let part_s = (end_s - begin_s) / count as f64;
         let of = |part: usize| {
@@ -140,7 +143,7 @@ impl Said {
         (end_s <= self.end_s()).then(|| (0..count).map(of).collect())
     }
 
-    /// What it did in each second of the window that it was at work.
+    /// Its work in each second of the window in which it was at work.
     pub(super) fn seconds(&self, begin_s: f64, end_s: f64) -> Vec<Cut> {
         let end_s = end_s.min(self.end_s());
         let count = (end_s - begin_s + SECOND_SHORT_S).floor().max(0.0) as u64;
@@ -156,12 +159,13 @@ impl Said {
 mod tests {
     use super::*;
 
-    /// Two runs on a cluster of two emulated disks, as they were told: one that wrote 4 MiB objects, and one that read 4 KiB objects in
-    /// order until there were no more.
+    /// The output of two real runs on a cluster of two emulated disks. One wrote 4 MiB objects, the
+    /// other read 4 KiB objects in order until there were no more.
     const WRITE: &str = include_str!("said/write.txt");
     const SEQ: &str = include_str!("said/seq.txt");
 
-    /// What an instance says that finishes so many requests until each second, each of which takes a tenth of a second.
+    /// The output of an instance whose count of finished requests is given for each second. Each
+    /// request takes a tenth of a second.
     fn said(finished: &[u64], end_s: f64) -> Said {
         let mut text =
             "2026-11-28T10:00:00.500000+0000 Maintaining 16 concurrent writes of 4096 bytes\n".to_string();
@@ -191,9 +195,9 @@ mod tests {
             assert!(near(cut.total_s, finished * 0.1), "{cut:?}");
         };
         close(cut(1.0, 3.0), 2.0, 500.0);
-        // Between two lines requests end at an even pace.
+        // Requests end at an even pace between two lines.
         close(cut(0.5, 1.5), 1.0, 150.0);
-        // Its time was over at 4.5, and sixteen more requests were done.
+        // Its time was over at 4.5 s, and sixteen more requests were done then.
         close(cut(3.0, 60.0), 1.5, 416.0);
         assert_eq!((cut(4.2, 60.0), cut(50.0, 60.0), cut(2.0, 2.0)), (None, None, None));
         let per_s = |cuts: Vec<Cut>| cuts.into_iter().map(|cut| cut.per_s().round()).collect::<Vec<f64>>();
@@ -213,7 +217,7 @@ mod tests {
             assert_eq!(Some(said.finished as f64), finished);
             let first = said.points[0];
             assert_eq!((Some(first.at_s), first.finished), (begin_s(text), 0.0));
-            // All of it is what it says of all of it.
+            // The whole run has the figures that its output states.
             let whole = said.cut(first.at_s, f64::MAX).expect("it was at work");
             assert_eq!(whole.finished, said.finished as f64);
             assert!(

@@ -1,4 +1,4 @@
-//! `rados bench`, each client an instance of its own on objects of its own.
+//! `rados bench` as load generator: each client is its own instance on its own objects.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -14,17 +14,17 @@ use crate::scratch::Scratch;
 use crate::suite::{Suite, Workload};
 use crate::testbed::Entrance;
 
-/// Seconds that an instance goes on after the window: the line that tells of its end comes in time.
+/// Seconds that an instance runs beyond the window, so that its output covers the window.
 const BEYOND_S: u32 = 1;
-/// Seconds that nothing takes that ends by itself, when its objects are written or read.
+/// Time limit in seconds for instances that end when their objects are written or read.
 const ENOUGH_S: u32 = 3_600;
-/// Requests in flight of what prepares a measurement.
+/// Requests in flight while a measurement is prepared.
 const PREPARING_DEPTH: u64 = 16;
-/// What the names of all objects begin with.
+/// Prefix of the names of all objects.
 const PREFIX: &str = "benchmark_data";
-/// A run that is none: objects are then looked for by their names, whoever has written them.
+/// A run name that no run has. With it, objects are found by their prefix, of all runs together.
 const NO_RUN: &str = "lab-none";
-/// Most objects that an instance can be told to write.
+/// Most objects that an instance may be told to write.
 const OBJECTS_MAX: u64 = 1 << 30;
 
 /// Instances of rados bench.
@@ -34,11 +34,11 @@ pub(super) struct Instances {
     pattern: Pattern,
     depth: u32,
     object_bytes: u64,
-    /// Objects of each that are there before.
+    /// Objects of each client that exist before a measurement.
     objects: u64,
-    /// Objects that each may write: the disks do not get full.
+    /// Most objects that each client may write, so that the disks do not get full.
     objects_max: u64,
-    /// Length of an instance.
+    /// Seconds that an instance runs.
     seconds: u32,
 }
 
@@ -57,7 +57,7 @@ impl Instances {
         }
     }
 
-    /// What a client does while it is measured.
+    /// The arguments of a client that is measured.
     fn words(&self, client: u32) -> Vec<String> {
         let depth = u64::from(self.depth);
         match self.pattern {
@@ -67,7 +67,7 @@ impl Instances {
         }
     }
 
-    /// The words of writing so many objects at most, which stay.
+    /// The arguments for writing at most this number of objects, which remain.
     fn write(&self, seconds: u32, depth: u64, objects: u64, client: u32) -> Vec<String> {
         let mut words = bench(seconds, "write", depth, client);
         words.extend(["-b".into(), self.object_bytes.to_string()]);
@@ -75,7 +75,7 @@ impl Instances {
         words
     }
 
-    /// Runs something of each of these clients to its end, all side by side; returns what they have said.
+    /// Runs `rados` for each of these clients to its end, side by side. Returns the outputs.
     fn run(
         &self,
         clients: &[u32],
@@ -92,7 +92,7 @@ impl Instances {
     }
 }
 
-/// The words of a benchmark. What a client has written is found again by the name of its run.
+/// The arguments of a benchmark. Objects of a client are found again by the name of its run.
 fn bench(seconds: u32, mode: &str, depth: u64, client: u32) -> Vec<String> {
     let seconds = seconds.to_string();
     let mut words: Vec<String> = ["-p", "rbd", "bench", &seconds, mode].map(String::from).into();
@@ -101,7 +101,7 @@ fn bench(seconds: u32, mode: &str, depth: u64, client: u32) -> Vec<String> {
     words
 }
 
-/// The words that remove the objects of all benchmarks, also of those that were killed.
+/// The arguments that remove the objects of all benchmarks, including those that were killed.
 fn clean_up() -> Vec<String> {
     ["-p", "rbd", "cleanup", "--prefix", PREFIX, "--run-name", NO_RUN].map(String::from).into()
 }
@@ -145,7 +145,7 @@ impl Load for Instances {
                 filled.bytes = written.sum::<u64>() * self.object_bytes;
             }
         }
-        // What is written from now on is nobody's.
+        // A measurement that writes leaves an unknown number of objects.
         objects.known = (!self.pattern.writes()).then_some(wanted);
         Ok(filled)
     }
@@ -158,7 +158,7 @@ impl Load for Instances {
         self.run(&[client], &|client| bench(ENOUGH_S, "seq", depth, client), stop).map(drop)
     }
 
-    /// Objects have no guests.
+    /// Objects have no guests that could flush.
     fn flush(&self, _: Stop<'_>) -> Result<(), LoadError> {
         Ok(())
     }
@@ -171,17 +171,17 @@ impl Load for Instances {
     }
 }
 
-/// A `rados` that runs. Dropping it kills it.
+/// A running `rados`, which is killed when this is dropped.
 #[derive(Debug)]
 struct Running {
     process: Process,
     command: String,
-    /// What it says, and its errors.
+    /// Files of its output and its errors.
     files: [PathBuf; 2],
 }
 
 impl Running {
-    /// Starts it; what it says goes to files in `directory` that are named after its client.
+    /// Starts it. Its output goes to files in `directory` named after its client.
     fn start(
         entrance: &Entrance,
         words: &[String],
@@ -198,7 +198,7 @@ impl Running {
         Ok(Running { process, command: command_line(entrance, words), files })
     }
 
-    /// What it has said so far.
+    /// Its output so far.
     fn said(&self) -> String {
         fs::read_to_string(&self.files[0]).unwrap_or_default()
     }
@@ -207,7 +207,7 @@ impl Running {
         LoadError::Failed { command: self.command.clone(), output: output.into() }
     }
 
-    /// Waits for its end; returns what it has said.
+    /// Waits for its end and returns its output.
     fn finish(mut self, stop: Stop<'_>) -> Result<String, LoadError> {
         let status = self.process.wait_unless(stop).map_err(LoadError::NoRados)?;
         let status = status.map_err(|why| self.failed(why))?;
@@ -267,7 +267,7 @@ impl Client for Instance {
     }
 }
 
-/// Requests without a histogram: rados bench tells none.
+/// Requests without a histogram, which rados bench does not report.
 fn side(cut: Cut) -> Side {
     let ios = cut.finished.round();
     Side {

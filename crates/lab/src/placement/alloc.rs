@@ -1,24 +1,25 @@
-//! The unit in which BlueStore allocates room: an OSD keeps the one that it was made with, so that this is a part of an arrangement.
+//! The unit in which BlueStore allocates space. An OSD keeps the unit that it was made with, so the
+//! unit is a part of an arrangement.
 
 use serde_json::{Value, json};
 
 use super::{Applied, Ground, Layer, Placement, PlacementError};
 use crate::cluster::Cluster;
 
-/// Ceph's option, and what it is called where OSDs tell of themselves.
+/// Ceph's option, and the name of its value in an OSD's metadata.
 const OPTION: &str = "bluestore_min_alloc_size";
 
-/// What Ceph has had for all media since 14.2.8 (SSDs) and 16.2.0 (disks).
+/// Ceph's default for all media since 14.2.8 (SSDs) and 16.2.0 (disks).
 pub(super) static ALLOC_4K: Alloc =
     Alloc { name: "alloc-4k", what: "BlueStore allocates units of 4 KiB, as of today", bytes: 4096 };
-/// What Ceph had for SSDs before.
+/// Ceph's earlier default for SSDs.
 pub(super) static ALLOC_16K: Alloc = Alloc {
     name: "alloc-16k",
     what: "BlueStore allocates units of 16 KiB, as on SSDs before Ceph 14.2.8",
     bytes: 16384,
 };
 
-/// OSDs that are made with units of so many bytes.
+/// OSDs that are made with allocation units of this size.
 #[derive(Debug)]
 pub(super) struct Alloc {
     name: &'static str,
@@ -45,7 +46,7 @@ impl Placement for Alloc {
     }
 }
 
-/// OSDs that were made so.
+/// OSDs that were made with this allocation unit.
 #[derive(Debug)]
 struct Made {
     placement: &'static str,
@@ -60,7 +61,8 @@ impl Applied for Made {
         let mut osds = Vec::new();
         for osd in metadata.as_array().into_iter().flatten() {
             let (id, told) = (&osd["id"], osd[OPTION].as_str());
-            // Releases that do not tell of what an OSD was made with tell what it is set to.
+            // The metadata of some releases lacks the unit that an OSD was made with. There the
+            // configured value is read.
             let told = match told {
                 Some(told) => told.to_string(),
                 None => {

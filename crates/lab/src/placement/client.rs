@@ -1,4 +1,5 @@
-//! Between the client and the cluster: a cache on the hypervisor's SSD, or in its memory.
+//! Placements between the client and the cluster: a cache on the hypervisor's SSD, or in its
+//! memory.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -22,7 +23,7 @@ pub(super) static HOST_TIDEPOOL: Host = Host;
 pub(super) static LIBRBD_CACHE: LibrbdCache = LibrbdCache;
 pub(super) static SSD_RAW: Raw = Raw;
 
-/// Tidepool on the hypervisor, one copy.
+/// Tidepool on the hypervisor, with one copy of the data.
 #[derive(Debug)]
 pub(super) struct Host;
 
@@ -53,7 +54,7 @@ impl Placement for Host {
 
     fn path(&self, access: Access) -> Result<Access, String> {
         match access {
-            // It is an NBD server on the hypervisor, and has librbd.
+            // The cache is itself an NBD server on the hypervisor that uses librbd.
             Access::Nbd => Ok(Access::Librbd),
             access if access.maps() => Err(format!(
                 "a kernel that maps an image goes past the cache on the hypervisor: none over {access}"
@@ -70,7 +71,7 @@ impl Placement for Host {
         let hosts = 0..ground.hypervisors as usize;
         let mut options = vec!["--accept-loss=60m".to_string()];
         if !ground.uris.is_empty() {
-            // A server of exports takes no groups of writes.
+            // An image behind an NBD export cannot take groups of writes.
             options.push("--drain=unordered".into());
         }
         let daemons = hosts.map(|host| {
@@ -81,7 +82,7 @@ impl Placement for Host {
     }
 }
 
-/// How the daemon on a hypervisor is started.
+/// The parameters of the daemon on a hypervisor.
 pub(super) fn setup<'a>(
     ground: &Ground,
     host: usize,
@@ -98,20 +99,21 @@ pub(super) fn setup<'a>(
         volumes,
         options,
         namespace: ground.namespace(host),
-        // What it would keep of exports on the machine for good goes with the run.
+        // The daemon's records of exports are then removed with the run, and do not stay on the
+        // machine.
         state: (!ground.uris.is_empty()).then(|| ground.directory.join(format!("{}.state", NAMES[host]))),
     })
 }
 
-/// What files of the daemons on hypervisors begin with, by their numbers.
+/// Prefixes of the file names of the daemons on hypervisors, by the hypervisor's number.
 pub(super) const NAMES: [&str; HOSTS_MAX as usize] = ["host", "peer"];
 
-/// The images of a hypervisor's clients as volumes of a cache in front of the cluster: names and URIs.
+/// The images of a hypervisor's clients as volumes of a cache on that hypervisor: names and URIs.
 pub(super) fn volumes(ground: &Ground, host: usize) -> Vec<(String, String)> {
     ground.images_of(host).map(|image| (image.clone(), ground.uri(image))).collect()
 }
 
-/// Which hypervisor's clients have which image.
+/// For each image, the number of the hypervisor whose clients use it.
 #[derive(Debug)]
 pub(super) struct Fronts(BTreeMap<String, usize>);
 
@@ -134,7 +136,7 @@ impl Fronts {
 
 #[derive(Debug)]
 struct Hosted {
-    /// By the numbers of their hypervisors.
+    /// By the hypervisor's number.
     daemons: Vec<Daemon>,
     fronts: Fronts,
     rescue: Rescue,
@@ -173,7 +175,7 @@ impl Applied for Hosted {
 
     fn salvage(self: Box<Self>) -> Result<String, PlacementError> {
         let Hosted { mut daemons, fronts, rescue } = *self;
-        // The SSD that has died is that of the first hypervisor; the others' are well.
+        // The SSD that has failed is the first hypervisor's; those of other hypervisors work.
         let well = daemons.split_off(1.min(daemons.len()));
         let mut done = Vec::new();
         for daemon in daemons {
@@ -198,13 +200,14 @@ impl Applied for Hosted {
     }
 }
 
-/// Ends daemons whose SSDs are well, with everything in the images.
+/// Drains and ends daemons whose SSDs work. The images have all data then.
 fn give_back(daemons: Vec<Daemon>) -> Result<(), PlacementError> {
     daemon::drain(&daemons, 0.0, &|| (), &|| true)?;
     daemons.into_iter().try_for_each(Daemon::stop)
 }
 
-/// Longest wait until a daemon whose SSD has died has everything in the images, with devices that answer at once.
+/// Longest wait until a daemon whose SSD has failed has written everything to the images, with
+/// devices that answer at once.
 pub(super) const SALVAGE_LIMIT: Duration = Duration::from_secs(30);
 
 /// librbd's own cache in the memory of the hypervisor, in write-back.
@@ -257,19 +260,20 @@ impl Placement for LibrbdCache {
     }
 }
 
-/// librbd's cache as it is unless somebody turns it off. It writes through until the first flush, and fio sends one when it opens an image.
+/// librbd's cache in write-back. librbd writes through until the first flush; fio sends a flush
+/// when it opens an image.
 const CACHE: &str = "rbd cache = true\nrbd cache policy = writeback\n";
 
 #[derive(Debug)]
 struct Cached {
     conf: PathBuf,
-    /// Images, and where their clients are.
+    /// The images, each with the network namespace of its clients.
     clients: BTreeMap<String, Option<Namespace>>,
 }
 
 impl Applied for Cached {
     fn verify(&self, _cluster: &Cluster) -> Result<Value, PlacementError> {
-        // What is in force for one image is in force for all.
+        // The configuration is the same for all images, so one image is checked.
         let (image, client) =
             self.clients.first_key_value().map_or(("", None), |(image, at)| (image, at.as_ref()));
         let mut command = Command::new("rbd");
@@ -296,7 +300,7 @@ impl Applied for Cached {
     }
 }
 
-/// The hypervisor's SSD without anything in between: what no cache on it is faster than.
+/// The hypervisor's SSD without a cache or Ceph: a bound for all caches on that SSD.
 #[derive(Debug)]
 pub(super) struct Raw;
 
@@ -322,7 +326,7 @@ impl Placement for Raw {
     }
 
     fn path(&self, _access: Access) -> Result<Access, String> {
-        // It takes no path to Ceph.
+        // The placement does not reach Ceph.
         Ok(Access::Librbd)
     }
 
@@ -342,7 +346,8 @@ impl Placement for Raw {
     }
 }
 
-/// Makes a file in which everything is written: an SSD is not asked for what never was.
+/// Makes a file and writes all of it: a read of space that was never written would not reach the
+/// SSD.
 fn fill(path: &Path, bytes: u64) -> io::Result<()> {
     let mut file = File::create(path)?;
     let unit = vec![0x5a; RAW_UNIT_BYTES as usize];
@@ -350,10 +355,10 @@ fn fill(path: &Path, bytes: u64) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Unit of the files on a raw SSD, in bytes.
+/// Unit of the sizes of files on a raw SSD, in bytes.
 const RAW_UNIT_BYTES: u64 = 1 << 20;
 
-/// Files on the SSDs, by the images that they stand for.
+/// Files on the SSDs, by the names of the images that they stand for.
 #[derive(Debug)]
 struct RawFiles(BTreeMap<String, PathBuf>);
 

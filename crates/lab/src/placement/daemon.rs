@@ -1,4 +1,5 @@
-//! Tidepool's daemon as a part of a placement, used as an operator uses it: started with options, asked with commands.
+//! Tidepool's daemon as a part of a placement. The daemon is used as an operator uses it: it is
+//! started with options and controlled with commands.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -16,19 +17,20 @@ use crate::network::Namespace;
 use crate::process::Process;
 use crate::results::Drained;
 
-/// Where a daemon keeps the ownership of exports, and more about its host.
+/// The daemon's directory for the ownership records of devices and exports, and for other files
+/// about its host.
 const STATE: &str = "/var/lib/tidepool";
 /// Longest wait for the end of a daemon that has nothing left to write back.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
-/// Longest wait for a daemon to be ready, with a new cache to format.
+/// Longest wait for a daemon to be ready; it formats a new cache before.
 const START_LIMIT: Duration = Duration::from_secs(120);
 /// Longest wait for an answer, in seconds.
 const ANSWER_LIMIT_S: u32 = 60;
 /// Longest drain with devices that answer at once.
 const HURRIED_LIMIT: Duration = Duration::from_secs(120);
-/// How often a drain is looked at.
+/// How often a drain's progress is read.
 const POLL: Duration = Duration::from_millis(100);
-/// Counters of a volume that are kept, beside its latencies.
+/// Counters of a volume that are reported, besides its latencies.
 const COUNTERS: [&str; 10] = [
     "hit_blocks",
     "miss_blocks",
@@ -42,26 +44,27 @@ const COUNTERS: [&str; 10] = [
     "drained_blocks",
 ];
 
-/// What a daemon is started with.
+/// The parameters with which a daemon is started.
 #[derive(Debug)]
 pub(super) struct Setup<'a> {
-    /// What its sockets and its log, in the ground's directory, and its cache begin with.
+    /// Prefix of the names of the sockets and of the log, in the ground's directory, and of the
+    /// cache.
     pub(super) name: &'a str,
-    /// The directory for its cache.
+    /// The directory for the daemon's cache.
     pub(super) directory: PathBuf,
     /// Size of the cache in bytes.
     pub(super) cache_bytes: u64,
-    /// Names and URIs of the volumes that it serves.
+    /// Names and URIs of the volumes that the daemon serves.
     pub(super) volumes: &'a [(String, String)],
     /// Further options.
     pub(super) options: &'a [String],
-    /// Where it runs, if not in the machine's own network.
+    /// The network namespace of the daemon; `None` for the machine's own network.
     pub(super) namespace: Option<Namespace>,
-    /// A directory that it is to have in the place of the machine's [`STATE`], if one.
+    /// A directory that the daemon finds at [`STATE`]; `None` for the machine's own.
     pub(super) state: Option<PathBuf>,
 }
 
-/// A daemon with its cache. Dropping it kills it and removes the cache.
+/// A running daemon with its cache. Dropping it kills the process and removes the cache.
 #[derive(Debug)]
 pub(super) struct Daemon {
     program: PathBuf,
@@ -70,7 +73,8 @@ pub(super) struct Daemon {
     admin: PathBuf,
     socket: PathBuf,
     log: PathBuf,
-    /// It has volumes of its own, and not only copies of another one's.
+    /// Whether the daemon serves volumes; otherwise it only holds copies of another daemon's
+    /// volumes.
     serves: bool,
 }
 
@@ -90,7 +94,8 @@ impl Daemon {
         command.arg(format!("--admin={}", admin.display()));
         command.args(setup.volumes.iter().map(|(name, uri)| format!("--volume={name}={uri}")));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
-        // What it is told to do is no business of the machine's own daemon.
+        // Otherwise this daemon's audit records, and its other small files, would go to the
+        // directory of the machine's own daemon.
         command.env("STATE_DIRECTORY", ground.directory.join(format!("{}.own", setup.name)));
         let line = format!("{command:?}").replace('"', "");
         setup.namespace.iter().for_each(|namespace| namespace.enter(&mut command));
@@ -100,7 +105,7 @@ impl Daemon {
         let mut process = Process::spawn(command).map_err(failed(format!("cannot run `{line}`")))?;
         let output = process.child().stdout.take().expect("its output is piped");
         let (sender, ready) = channel();
-        // The thread ends with the daemon's output, and keeps the pipe from filling up until then.
+        // The thread reads the daemon's output to its end, so that the pipe never fills up.
         std::thread::spawn(move || {
             let mut lines = BufReader::new(output).lines().map_while(Result::ok);
             let _ = sender.send(lines.any(|line| line == "ready"));
@@ -117,12 +122,12 @@ impl Daemon {
         Err(PlacementError::Command { command: line, output })
     }
 
-    /// What it has logged.
+    /// The content of the daemon's log; empty if it cannot be read.
     pub(super) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Where it serves NBD.
+    /// The Unix socket on which the daemon serves NBD.
     pub(super) fn socket(&self) -> &Path {
         &self.socket
     }
@@ -145,7 +150,7 @@ impl Daemon {
         self.ask(&["volume", "set", volume, "--mode", mode]).map(drop)
     }
 
-    /// What it says of itself: version, cache and volumes, without what changes.
+    /// The daemon's version, cache and volumes, without fields that change while it runs.
     pub(super) fn proof(&self) -> Result<Value, PlacementError> {
         let status = self.ask(&["status"])?;
         let volumes = status["volumes"].as_array().cloned().unwrap_or_default();
@@ -161,19 +166,20 @@ impl Daemon {
         }))
     }
 
-    /// What it says of its volumes, copies of another host's included.
+    /// The status of all volumes of the daemon, including its copies of another host's volumes.
     pub(super) fn volumes(&self) -> Result<Vec<Value>, PlacementError> {
         Ok(self.ask(&["status"])?["volumes"].as_array().cloned().unwrap_or_default())
     }
 
-    /// What it says of the volumes that it serves.
+    /// The status of the volumes that the daemon serves.
     pub(super) fn served(&self) -> Result<Vec<Value>, PlacementError> {
         let mut volumes = self.volumes()?;
         volumes.retain(|volume| !is_copy(volume));
         Ok(volumes)
     }
 
-    /// Shows that its volumes are in this mode; else `placement` is not in place.
+    /// Proves that all volumes that the daemon serves are in the mode `wanted`; else `placement` is
+    /// not in place.
     pub(super) fn is_in_mode(&self, placement: &'static str, wanted: &str) -> Result<(), PlacementError> {
         match self.served()?.iter().find(|volume| volume["mode"] != wanted) {
             None => Ok(()),
@@ -185,7 +191,8 @@ impl Daemon {
         }
     }
 
-    /// Counters over all volumes that it serves: those in [`COUNTERS`], the time of reads, writes and flushes in microseconds all together, and
+    /// Counters, added up over all volumes that the daemon serves: those in [`COUNTERS`];
+    /// `read_us`, `write_us` and `flush_us`, the total time of these requests in microseconds; and
     /// `dirty_bytes`, which is a level.
     pub(super) fn counters(&self) -> Result<Map<String, Value>, PlacementError> {
         let volumes = self.served()?;
@@ -205,7 +212,7 @@ impl Daemon {
         Ok(counters)
     }
 
-    /// Begins to drain all of its volumes.
+    /// Begins to drain all volumes of the daemon.
     fn begin_drain(&self) -> Result<Process, PlacementError> {
         let mut command = Command::new(&self.program);
         command.args(["volume", "drain", "--all"]).arg(format!("--admin={}", self.admin.display()));
@@ -213,8 +220,8 @@ impl Daemon {
         Process::spawn(command).map_err(failed("cannot run `tidepool volume drain`"))
     }
 
-    /// Waits until its volumes have nothing that is not in their images, for so long at most. False if that does not come, or one of them
-    /// has failed.
+    /// Waits, for at most `limit`, until no volume that the daemon serves has dirty data. Returns
+    /// false when `limit` is over, when a volume has failed, or when the daemon does not answer.
     pub(super) fn wait_drained(&self, limit: Duration) -> bool {
         let start = Instant::now();
         while start.elapsed() < limit {
@@ -230,12 +237,13 @@ impl Daemon {
         false
     }
 
-    /// Has it serve a volume of which it has the copy, whose owner is gone.
+    /// Makes the daemon serve a volume of which it holds the copy, and whose owner is gone.
     pub(super) fn take_over(&self, volume: &str) -> Result<(), PlacementError> {
         self.ask(&["volume", "takeover", volume]).map(drop)
     }
 
-    /// Ends it. What it has not drained is refused by its volumes' images from then on, so drain first.
+    /// Ends the daemon (SIGTERM). Drain first: data that is still dirty is lost with the cache, and
+    /// the volumes' images then accept no other cache.
     pub(super) fn stop(mut self) -> Result<(), PlacementError> {
         self.process.signal(rustix::process::Signal::TERM).map_err(failed("cannot end tidepool"))?;
         match self.process.wait(STOP_LIMIT).map_err(failed("cannot wait for tidepool"))? {
@@ -245,18 +253,19 @@ impl Daemon {
     }
 }
 
-/// What it takes to give up a cache that is lost.
+/// What is needed to recover images whose cache is lost.
 #[derive(Debug)]
 pub(super) struct Rescue {
     program: PathBuf,
-    /// A directory in the place of the machine's [`STATE`]: what is given up is written down there.
+    /// A directory that `tidepool recover` finds at [`STATE`], in which it records what was given
+    /// up.
     state: PathBuf,
-    /// Of each image: the place of its hypervisor, and its URI there.
+    /// For each image: the network namespace of its hypervisor, and the image's URI there.
     images: BTreeMap<String, (Option<Namespace>, String)>,
 }
 
 impl Rescue {
-    /// That of the images of a ground as caches on hypervisors reach them.
+    /// The images of a ground, as caches on hypervisors reach them.
     pub(super) fn of(ground: &Ground) -> Rescue {
         let place = |image: &String| (ground.namespace(ground.host_of(image)), ground.uri(image));
         Rescue {
@@ -266,7 +275,8 @@ impl Rescue {
         }
     }
 
-    /// Brings an image to the newest state that it has without its cache, which is lost.
+    /// Runs `tidepool recover --accept-loss` for an image whose cache is lost. Does nothing for an
+    /// unknown image.
     pub(super) fn recover(&self, image: &str) -> Result<(), PlacementError> {
         let Some((namespace, uri)) = self.images.get(image) else { return Ok(()) };
         let mut command = Command::new(&self.program);
@@ -277,7 +287,7 @@ impl Rescue {
     }
 }
 
-/// Has a command find this directory in the place of the machine's [`STATE`].
+/// Makes a command find the directory `state` at [`STATE`].
 fn in_place_of_state(command: &mut Command, state: &Path) -> Result<(), PlacementError> {
     let made = [state, Path::new(STATE)].into_iter().try_for_each(fs::create_dir_all);
     made.and_then(|()| mounts::instead(command, &[(state.into(), STATE.into())]))
@@ -299,7 +309,8 @@ pub(super) fn sum(all: Vec<Map<String, Value>>) -> Map<String, Value> {
     sums
 }
 
-/// Volumes whose clients have flushed since their daemon was started; writes of any others wait for stable media.
+/// Volumes whose clients have flushed since their daemon was started. Writes of other volumes wait
+/// for stable media.
 pub(super) fn flushed(daemons: &[Daemon]) -> Result<Vec<String>, PlacementError> {
     let mut flushed = Vec::new();
     for daemon in daemons {
@@ -310,20 +321,21 @@ pub(super) fn flushed(daemons: &[Daemon]) -> Result<Vec<String>, PlacementError>
     Ok(flushed)
 }
 
-/// What several daemons say of themselves, by their numbers.
+/// The proofs of several daemons, in the order of `daemons`.
 pub(super) fn proofs(daemons: &[Daemon]) -> Result<Value, PlacementError> {
     daemons.iter().map(Daemon::proof).collect::<Result<Vec<_>, _>>().map(Value::Array)
 }
 
-/// Drains all volumes of several daemons side by side, for `limit_s` seconds as fast as the devices are; then, or when `stop` says so,
-/// `hurry` is called.
+/// Drains all volumes of several daemons in parallel. For at most `limit_s` seconds, or until
+/// `stop` returns true, the devices keep their own speed; then `hurry` is called.
 pub(super) fn drain(
     daemons: &[Daemon],
     limit_s: f64,
     hurry: &dyn Fn(),
     stop: &dyn Fn() -> bool,
 ) -> Result<Option<Drained>, PlacementError> {
-    // One that has only copies has nothing to write back, and may have died: that is what the measurement says then.
+    // A daemon that only holds copies has nothing to write back, and may have died. A drain must
+    // not fail because of that: `holds` reports a daemon that has died.
     let daemons: Vec<&Daemon> = daemons.iter().filter(|daemon| daemon.serves).collect();
     let dirty = || {
         let counted = daemons.iter().map(|daemon| daemon.counters()).collect::<Result<Vec<_>, _>>()?;
@@ -339,7 +351,8 @@ pub(super) fn drain(
             while let Some(drain) = drains.last_mut() {
                 match drain.wait(POLL).map_err(failed("cannot wait for the drain"))? {
                     Some(status) if status.success() => drop(drains.pop()),
-                    // What a cache still holds would be taken for lost, or its pace for that of a drain.
+                    // A drain that fails is an error: the cache may still hold dirty data, and the
+                    // time until now is not that of a whole drain.
                     Some(status) => {
                         let command = "tidepool volume drain --all".to_string();
                         return Err(PlacementError::Command { command, output: status.to_string() });
@@ -362,12 +375,12 @@ pub(super) fn drain(
     Ok(Some(Drained { dirty_bytes, seconds, hurried_bytes }))
 }
 
-/// The volume is the copy of another host's.
+/// Whether the volume is a copy of another host's volume.
 pub(super) fn is_copy(volume: &Value) -> bool {
     volume["state"] == "replica"
 }
 
-/// A field of a report that is a text.
+/// A text field of a report; empty if there is none.
 pub(super) fn text<'a>(report: &'a Value, field: &str) -> &'a str {
     report[field].as_str().unwrap_or_default()
 }

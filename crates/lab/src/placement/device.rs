@@ -1,4 +1,5 @@
-//! Below the OSDs: a cache on the SSD in front of each disk, and its control, the same way without a cache.
+//! Placements below the OSDs: a cache on the SSD in front of each disk, and its control, the same
+//! path without a cache.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,7 +16,8 @@ pub(super) static OSD_TIDEPOOL: Under = Under { caches: true };
 pub(super) static OSD_PASSTHROUGH: Under = Under { caches: false };
 pub(super) static OSD_ON_SSD: OnSsd = OnSsd;
 
-/// Tidepool between OSDs and their disks. It serves the disks over NBD, and libnbd's nbdfuse makes files of them again.
+/// Tidepool between OSDs and their disks. It serves the disks over NBD, and libnbd's nbdfuse makes
+/// the exports files again.
 #[derive(Debug)]
 pub(super) struct Under {
     caches: bool,
@@ -63,16 +65,16 @@ impl Placement for Under {
     }
 }
 
-/// What is between OSDs and disks.
+/// The daemons and mounts between OSDs and disks.
 #[derive(Debug)]
 struct Below {
     mounts: Vec<Mounted>,
-    // Dropped after the mounts that need them.
+    // Dropped after the mounts, which use the daemons.
     daemons: Daemons,
 }
 
 impl Below {
-    /// Makes a file of the export of a volume; returns its path.
+    /// Mounts the export of a volume as a file; returns the file's path.
     fn mount(&mut self, server: usize, directory: PathBuf, volume: &str) -> Result<PathBuf, PlacementError> {
         fs::create_dir(&directory).map_err(failed(format!("cannot make {}", directory.display())))?;
         let file = directory.join("disk");
@@ -110,7 +112,8 @@ impl Applied for Below {
     }
 }
 
-/// OSDs whose disks are SSDs of the ground's class: what no cache on such an SSD, in an OSD's server, is faster than.
+/// OSDs that have their data on SSDs of the testbed's class instead of disks: a bound for all
+/// caches on such an SSD in an OSD's server.
 #[derive(Debug)]
 pub(super) struct OnSsd;
 
@@ -140,13 +143,13 @@ impl Placement for OnSsd {
     }
 }
 
-/// OSDs without anything in between.
+/// OSDs without a layer between them and their devices.
 #[derive(Debug)]
 struct Bare;
 
 impl Applied for Bare {
     fn verify(&self, cluster: &Cluster) -> Result<Value, PlacementError> {
-        // Whether an OSD takes its disk for an SSD: so many shards has its queue then.
+        // The number of shards of an OSD's queue shows whether the OSD takes its device for an SSD.
         let option = "osd_op_num_shards";
         let shards = cluster.ceph(&["config", "show", "osd.0", option])?;
         if shards.trim() == SSD_OP_SHARDS[0].to_string() {

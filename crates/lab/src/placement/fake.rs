@@ -1,5 +1,5 @@
-//! A program in the place of `tidepool`, for tests of what an operator does: daemons that say what they are told to, and commands that are
-//! written down.
+//! A substitute for the program `tidepool`, for tests of an operator's actions. Its daemons report
+//! what a test has set, and its commands are logged.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use super::client::NAMES;
 use super::{Ground, Host, SsdShare};
 use crate::Scratch;
 
-/// It serves until it is told to end, and answers with the files that have the names of daemons.
+/// `serve` runs until SIGTERM; `status` prints the file that is named after the daemon.
 const PROGRAM: &str = r#"#!/bin/sh
 here=$(dirname "$0")
 for word in "$@"; do
@@ -34,7 +34,7 @@ case "$1 $2" in
 esac
 "#;
 
-/// The program, in a directory with all that it says and is asked.
+/// The program, in a directory with the files that it reads and the log of its commands.
 #[derive(Debug)]
 pub(super) struct Fake(Scratch);
 
@@ -50,7 +50,7 @@ impl Fake {
         self.0.join("tidepool")
     }
 
-    /// A cluster with two hypervisors, whose clients have one image each.
+    /// A cluster with two hypervisors; the clients of each hypervisor have one image.
     pub(super) fn ground(&self) -> Ground {
         let ssd = || SsdShare { directory: self.0.path().into(), bytes: 1 << 20 };
         Ground {
@@ -72,24 +72,24 @@ impl Fake {
         }
     }
 
-    /// What a hypervisor's daemon says of its volume from now on.
+    /// Sets the status of the one volume that a hypervisor's daemon reports from now on.
     pub(super) fn says(&self, host: usize, state: &str, dirty_bytes: u64) {
         let volume = json!({ "name": format!("img{host}"), "state": state, "dirty_bytes": dirty_bytes });
         self.says_of_all(host, &[volume]);
     }
 
-    /// What a hypervisor's daemon says of all of its volumes from now on.
+    /// Sets the status of all volumes that a hypervisor's daemon reports from now on.
     pub(super) fn says_of_all(&self, host: usize, volumes: &[Value]) {
         let status = json!({ "volumes": volumes }).to_string();
         fs::write(self.0.join(format!("{}.status", NAMES[host])), status).expect("a file");
     }
 
-    /// Takeovers are refused with this line from now on.
+    /// Makes each takeover fail with this message from now on.
     pub(super) fn refuses(&self, why: &str) {
         fs::write(self.0.join("refusal"), format!("tidepool: {why}\n")).expect("a file");
     }
 
-    /// What it was asked for, in this order.
+    /// The logged commands, in their order.
     pub(super) fn asked(&self) -> Vec<String> {
         let asked = fs::read_to_string(self.0.join("asked")).unwrap_or_default();
         asked.lines().map(String::from).collect()

@@ -1,8 +1,10 @@
-//! Where an SSD can stand. Each place is a [`Placement`]: it says whether it is possible here, puts itself in place, shows that
-//! it is, and goes again.
+//! The places where an SSD can be used. Each place is a [`Placement`]: it reports whether it is
+//! possible on this machine, puts itself in place, proves that it is in place, and removes itself
+//! again.
 //!
-//! They lie in layers, and one of each layer goes together with the others: below the OSDs' data devices, as the OSDs' store, in what that
-//! was made with, and between client and cluster.
+//! Placements are in layers ([`Layer`]), and an arrangement combines at most one placement of each
+//! layer: between OSDs and their data devices, a cache tier inside the cluster, the OSDs' store,
+//! the format of that store, and between client and cluster.
 
 mod alloc;
 mod client;
@@ -34,7 +36,7 @@ use crate::network::{HostNode, Namespace, Network};
 use crate::process::need;
 use crate::results::{Drained, Durability};
 
-/// The layer that a placement is in, from the media up.
+/// The layer of a placement, in order from the media up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Layer {
     /// Between an OSD and its data device.
@@ -43,196 +45,205 @@ pub enum Layer {
     Tier,
     /// How OSDs keep their data.
     Store,
-    /// What their store was made with, and keeps.
+    /// A property that the OSDs' store gets when it is made, and keeps.
     Format,
     /// Between the client and the cluster.
     Client,
 }
 
 impl Layer {
-    /// Those below the cluster.
+    /// All layers below the client. Placements in these layers are put in place before the cluster
+    /// is started.
     pub const BELOW: [Layer; 4] = [Layer::Device, Layer::Tier, Layer::Store, Layer::Format];
 }
 
-/// How a placement wants the SSD.
+/// How a placement uses the SSD.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ssd {
-    /// Not at all.
+    /// The placement does not use the SSD.
     Unused,
-    /// A partition for each OSD.
+    /// The SSD has a partition for each OSD.
     Partitions,
-    /// Room for one file.
+    /// The placement gets a share of the SSD's bytes, in which it makes files.
     File,
 }
 
-/// The device that a placement stands on, and falls with.
+/// The device on which an arrangement depends: if the device fails, an operator has to act
+/// ([`Arrangement::mend`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Base {
     /// The SSD in a hypervisor.
     HostSsd,
     /// The SSD in a server with OSDs.
     ServerSsd,
-    /// A disk of an OSD: it stands on no SSD.
+    /// The disk of an OSD: no placement of the arrangement uses an SSD ([`Placement::ssd`]).
     Disk,
 }
 
-/// A place for an SSD.
+/// A way to use an SSD in or before a cluster, or something to compare such a way with: a control
+/// or a bound.
 pub trait Placement: Debug + Sync {
-    /// Its name in suites.
+    /// The placement's name in suites.
     fn name(&self) -> &'static str;
-    /// What it is, in a few words.
+    /// A description of the placement, in a few words.
     fn what(&self) -> &'static str;
-    /// Where it is.
+    /// The placement's layer.
     fn layer(&self) -> Layer;
-    /// What it wants of the SSD.
+    /// How the placement uses the SSD.
     fn ssd(&self) -> Ssd {
         Ssd::Unused
     }
-    /// Least number of hypervisors that it needs.
+    /// Least number of hypervisors that the placement needs.
     fn hosts_min(&self) -> u32 {
         1
     }
-    /// OSDs have BlueStore.
+    /// Whether the OSDs use BlueStore.
     fn is_bluestore(&self) -> bool {
         false
     }
-    /// OSDs have their data on the SSD's class: a bound of what an SSD in a server can do.
+    /// Whether the OSDs keep their data on devices of the SSD's class instead of disks: a bound for
+    /// what an SSD in a server can do.
     fn disks_are_ssds(&self) -> bool {
         false
     }
-    /// Until the cluster has a write it is on two hosts.
+    /// Whether each write is on two hosts until the cluster has the write.
     fn keeps_two_copies(&self) -> bool {
         false
     }
-    /// Wants the OSD's journal on its data disk.
+    /// Whether each OSD's journal is on the disk that has the OSD's data.
     fn journal_on_disk(&self) -> bool {
         false
     }
-    /// What is written through it is safer from nothing than this.
+    /// An upper limit for the durability of writes through the placement.
     fn durability(&self) -> Durability {
         Durability::Replicated
     }
-    /// OSDs are in guests, which need a network.
+    /// Whether OSDs run in guests. Guests need a network.
     fn in_guests(&self) -> bool {
         false
     }
-    /// It mounts what OSDs have their data on, so that OSDs can be nowhere else.
+    /// Whether this machine's kernel mounts the OSDs' data devices: then no OSD can run in a guest.
     fn mounts_disks(&self) -> bool {
         false
     }
-    /// It keeps blocks that have been read.
+    /// Whether the placement keeps blocks that have been read.
     fn caches_reads(&self) -> bool {
         false
     }
-    /// It does so in memory, so that no device is asked for them.
+    /// Whether the placement keeps, in memory, blocks that have been read: a read hit then needs no
+    /// device.
     fn caches_in_memory(&self) -> bool {
         false
     }
-    /// What clients read through it is read by no device.
+    /// Whether reads through the placement need no device.
     fn asks_no_device(&self) -> bool {
         self.caches_in_memory()
     }
-    /// The path by which it reaches images where a workload asks for `access`: that one, unless it stands on a way of its own.
+    /// The access path by which the placement reaches images when a workload asks for `access`:
+    /// `access` itself, or [`Access::Librbd`] where the placement replaces that path or reaches no
+    /// image.
     ///
     /// # Errors
-    /// It cannot stand on that path: why, in one line.
+    /// The placement is not possible on that path: the reason, in one line.
     fn path(&self, access: Access) -> Result<Access, String> {
         Ok(access)
     }
-    /// What an operator has to do when the SSD that it stands on has died.
+    /// What an operator has to do when the SSD on which the placement depends has failed.
     fn mend(&self) -> &'static str {
         "replace the SSD, and make each OSD anew that stood on it"
     }
-    /// Says in one line why it is not possible on this machine.
+    /// Checks whether the placement is possible on this machine.
     ///
     /// # Errors
-    /// That line.
+    /// The reason why it is not, in one line.
     fn probe(&self) -> Result<(), String> {
         Ok(())
     }
-    /// Says in one line why that release of Ceph does not have it.
+    /// Checks whether a release of Ceph has what the placement needs.
     ///
     /// # Errors
-    /// That line.
+    /// The reason why the release cannot be used, in one line.
     fn probe_release(&self, _ceph: u32) -> Result<(), String> {
         Ok(())
     }
-    /// Puts itself in place.
+    /// Puts the placement in place.
     ///
     /// # Errors
-    /// When it cannot; nothing is left of it then.
+    /// When that fails; nothing of the placement is left then.
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError>;
 }
 
-/// What a placement finds, and changes, when it is put in place.
+/// What a placement finds, and may change, when it is put in place.
 #[derive(Debug)]
 pub struct Ground {
     /// The program `tidepool`.
     pub program: PathBuf,
-    /// A directory for its files, on no emulated device.
+    /// A directory for the placements' files. It is on no emulated device.
     pub directory: PathBuf,
-    /// The OSDs to be; a placement that has more of them adds its own.
+    /// The OSDs of the cluster to be; a placement with OSDs of its own adds them here.
     pub slots: Vec<Slot>,
     /// Copies of each object.
     pub replicas: u32,
-    /// How they keep their data, in the order of `slots`; a store placement fills this in.
+    /// What each OSD keeps its data on, in the order of `slots`; the store placement fills this in.
     pub stores: Vec<Store>,
     /// Lines for the global section of ceph.conf.
     pub ceph_conf: Vec<String>,
     /// The network of the cluster to be, if it has one.
     pub network: Option<Arc<Network>>,
-    /// OSDs that are to run in guests, by their numbers; a placement below them fills this in.
+    /// OSDs that are to run in guests, by the number of the OSD; a placement below the OSDs fills
+    /// this in.
     pub guests: BTreeMap<u32, InGuest>,
     /// The SSD of each server with OSDs, if servers have any.
     pub server_ssds: Vec<SsdShare>,
     /// The hypervisors, once the cluster is up.
     pub hosts: Vec<Host>,
-    /// How many of them have clients: images are dealt round them.
+    /// Number of hypervisors with clients: images are assigned to them in turn.
     pub hypervisors: u32,
     /// ceph.conf for clients, once the cluster is up.
     pub client_conf: PathBuf,
     /// The images, once the cluster is up.
     pub images: Vec<String>,
-    /// The machine of the monitor, where gateways are; `None` where there is no network.
+    /// The monitor's node, on which gateways run; `None` where there is no network.
     pub gateway: Option<HostNode>,
-    /// URIs under which a cache on the hypervisor reaches images, by these, where the path to them is another one than librbd's.
+    /// URIs of the NBD exports by which a cache on the hypervisor reaches images, by the image's
+    /// name. Empty where the cache uses librbd itself.
     pub uris: BTreeMap<String, String>,
 }
 
-/// An SSD, and what of it is for a placement.
+/// An SSD, and the share of it that a placement may use.
 #[derive(Debug, Clone)]
 pub struct SsdShare {
-    /// Its directory.
+    /// The directory with the SSD's files.
     pub directory: PathBuf,
-    /// Bytes for the placement.
+    /// Size of the share, in bytes.
     pub bytes: u64,
 }
 
 /// A hypervisor.
 #[derive(Debug, Clone)]
 pub struct Host {
-    /// Its SSD, if it has one.
+    /// The hypervisor's SSD, if there is one.
     pub ssd: Option<SsdShare>,
-    /// Its place in the cluster's network, if that has one.
+    /// The hypervisor's node in the cluster's network, if there is a network.
     pub node: Option<HostNode>,
 }
 
 impl Ground {
-    /// The number of the hypervisor whose clients have an image.
+    /// The number of the hypervisor whose clients use an image.
     pub fn host_of(&self, image: &str) -> usize {
         let number = self.images.iter().position(|known| known == image).unwrap_or(0);
         number % self.hypervisors.max(1) as usize
     }
 
-    /// The images of a hypervisor's clients.
+    /// The images that a hypervisor's clients use.
     pub fn images_of(&self, host: usize) -> impl Iterator<Item = &String> {
         self.images.iter().filter(move |image| self.host_of(image) == host)
     }
 
-    /// A hypervisor's SSD, for a placement.
+    /// The SSD of a hypervisor, for a placement.
     ///
     /// # Errors
-    /// It has none.
+    /// The hypervisor has no SSD.
     fn host_ssd(&self, host: usize, placement: &'static str) -> Result<&SsdShare, PlacementError> {
         let what = || format!("there is no SSD in hypervisor {host}");
         let ssd = self.hosts.get(host).and_then(|host| host.ssd.as_ref());
@@ -245,7 +256,7 @@ impl Ground {
         self.uris.get(image).cloned().unwrap_or_else(direct)
     }
 
-    /// What an access path finds here.
+    /// The images, and where they are reached, for an access path.
     pub(crate) fn site(&self) -> Site {
         let image = |name: &String| {
             let host = self.host_of(name);
@@ -259,88 +270,94 @@ impl Ground {
         }
     }
 
-    /// Where a hypervisor's programs run, if not in the machine's own network.
+    /// The network namespace of a hypervisor's programs; `None` for the machine's own network.
     pub fn namespace(&self, host: usize) -> Option<Namespace> {
         Some(self.hosts.get(host)?.node.as_ref()?.namespace.clone())
     }
 }
 
-/// What an OSD gets.
+/// The devices of one OSD.
 #[derive(Debug, Clone)]
 pub struct Slot {
-    /// Its part of the disk.
+    /// The OSD's partition of the disk.
     pub data: PathBuf,
-    /// A part of the same disk for its journal, if its store wants that.
+    /// A partition of the same disk for the OSD's journal, if the store puts the journal on the
+    /// disk.
     pub journal: Option<PathBuf>,
-    /// Its partition of the SSD, if its store wants one.
+    /// The OSD's partition of the SSD, if the store uses one.
     pub ssd: Option<PathBuf>,
     /// Size of the journal or of the SSD's partition in bytes.
     pub fast_bytes: u64,
-    /// The disk turns.
+    /// Whether the disk is rotational.
     pub rotational: bool,
-    /// The server that it is in.
+    /// The number of the server that the OSD is in.
     pub server: usize,
 }
 
-/// A placement that is in place. It ends when it is dropped.
+/// A placement that is in place. Dropping it removes it.
 pub trait Applied: Debug {
-    /// The cluster is up, and has no images yet: does to it what belongs to the placement.
+    /// Changes the cluster for the placement. The cluster is up, and has no images yet.
     ///
     /// # Errors
     /// When Ceph refuses.
     fn attach(&mut self, _cluster: &mut Cluster) -> Result<(), PlacementError> {
         Ok(())
     }
-    /// Shows that it is in place: what the parts say of themselves.
+    /// Proves that the placement is in place; returns what its parts report about themselves.
     ///
     /// # Errors
-    /// When it is not.
+    /// When it is not in place.
     fn verify(&self, cluster: &Cluster) -> Result<Value, PlacementError>;
-    /// Shows that it works as it did when it was put in place: asked after each measurement, before anything else is done.
+    /// Proves that the placement has worked since it was put in place. Called after each
+    /// measurement, before anything else is done.
     ///
     /// # Errors
-    /// When it does not, or did not for a while.
+    /// When the placement does not work now, or did not for a while.
     fn holds(&self) -> Result<(), PlacementError> {
         Ok(())
     }
-    /// Images are filled and what is measured comes next: a cache begins only now, as one that is new in front of old disks.
+    /// Images are filled, and measurements come next: a cache below the OSDs begins to cache only
+    /// now, as a new cache in front of old disks does.
     ///
     /// # Errors
-    /// When it cannot begin.
+    /// When the cache cannot begin.
     fn filled(&self) -> Result<(), PlacementError> {
         Ok(())
     }
-    /// What is read or written from now on, until the same is said with `false`, brings the caches into a state and is not measured: one that
-    /// lets some requests past it takes them all meanwhile.
+    /// With `true`: requests from now on bring the caches into a state and are not measured. A
+    /// cache that lets some requests bypass it takes all of them until a call with `false`.
     ///
     /// # Errors
-    /// When it cannot.
+    /// When the cache cannot be set so.
     fn prepares(&self, _begins: bool) -> Result<(), PlacementError> {
         Ok(())
     }
-    /// How clients reach an image through it, if it is between them and the cluster.
+    /// The endpoint by which clients reach an image through the placement, if the placement is
+    /// between clients and the cluster.
     fn endpoint(&self, _image: &str) -> Option<Endpoint> {
         None
     }
-    /// Images whose clients have flushed since it was put in place, where it remembers that and acts upon it.
+    /// Images whose clients have flushed since the placement was put in place. `None` for a
+    /// placement whose behaviour does not depend on flushes.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// When a part of the placement does not answer.
     fn flushed(&self) -> Result<Option<Vec<String>>, PlacementError> {
         Ok(None)
     }
-    /// What it counts; numbers that only grow, and levels.
+    /// The placement's counters, which only grow, and its levels.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// When a part of the placement does not answer.
     fn counters(&self) -> Result<Value, PlacementError> {
         Ok(Value::Null)
     }
-    /// Writes back what it has not yet written back; for `limit_s` seconds as fast as the devices are, then, or when `stop` says so,
-    /// `hurry` is called, which makes them fast. `None` when it keeps nothing back.
+    /// Writes back all dirty data. For at most `limit_s` seconds, or until `stop` returns true, the
+    /// devices keep their own speed. Then `hurry` is called, which makes them answer at once.
+    /// `None` when the placement keeps no dirty data.
     ///
     /// # Errors
-    /// When it cannot.
+    /// When not all dirty data can be written back.
     fn drain(
         &self,
         _limit_s: f64,
@@ -349,20 +366,22 @@ pub trait Applied: Debug {
     ) -> Result<Option<Drained>, PlacementError> {
         Ok(None)
     }
-    /// Forgets what it has only in memory of the machine, such as a page cache that nobody has named.
+    /// Drops data that is cached in the machine's memory without being a part of the placement,
+    /// such as FileStore's files in the page cache.
     fn forget(&self) {}
-    /// The SSD that it stands on has died. Takes it out of the way, as an operator would, so that the images have what can be had of all that
-    /// was acknowledged. Returns what was done.
+    /// Removes the placement after the SSD on which it depends has failed, as an operator would:
+    /// afterwards the images have as much of the acknowledged writes as can be had. Returns what
+    /// was done.
     ///
     /// # Errors
-    /// When it does not go.
+    /// When the placement cannot be removed.
     fn salvage(self: Box<Self>) -> Result<String, PlacementError> {
         self.undo().map(|()| "nothing".into())
     }
-    /// Takes it out of the way; the images then have everything.
+    /// Removes the placement; the images then have all acknowledged writes.
     ///
     /// # Errors
-    /// When it does not go.
+    /// When the placement cannot be removed.
     fn undo(self: Box<Self>) -> Result<(), PlacementError> {
         Ok(())
     }
@@ -371,12 +390,12 @@ pub trait Applied: Debug {
 /// Why a placement is not in place.
 #[derive(Debug, thiserror::Error)]
 pub enum PlacementError {
-    /// A file or a process could not be had.
+    /// A file or a process operation failed.
     #[error("{what}: {source}")]
     Io {
         /// What was tried.
         what: String,
-        /// Why it failed.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A command failed.
@@ -384,29 +403,30 @@ pub enum PlacementError {
     Command {
         /// The command line.
         command: String,
-        /// The end of its error output.
+        /// The end of the command's error output.
         output: String,
     },
-    /// It says of itself that it is something else.
+    /// The placement, or a part of it, reports that it is not what it should be.
     #[error("{placement} is not in place: {what}")]
     NotInPlace {
-        /// The placement.
+        /// The placement's name.
         placement: &'static str,
-        /// What was seen instead.
+        /// What was found instead.
         what: String,
     },
-    /// A guest did not do what it was to.
+    /// A guest did not do what it was asked for.
     #[error(transparent)]
     Guest(#[from] GuestError),
-    /// The cluster did not answer.
+    /// The cluster failed, or did not answer.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
-    /// The path to the images is not there.
+    /// The access path to the images failed.
     #[error(transparent)]
     Access(#[from] AccessError),
 }
 
-/// What makes another name of a placement: `NAME+again` is the same, on clusters of its own.
+/// Part of a second name of a placement: `NAME+again` is the same placement, measured on clusters
+/// of its own.
 pub const AGAIN: &str = "again";
 
 /// All placements.
@@ -437,19 +457,20 @@ pub fn all() -> [&'static dyn Placement; 22] {
     ]
 }
 
-/// One placement of each layer, and the class of the SSD: what a suite writes as `NAME[+NAME…][@CLASS]`.
+/// At most one placement of each layer, and the class of the SSD. A suite writes it as
+/// `NAME[+NAME…][@CLASS]`.
 #[derive(Debug, Clone)]
 pub struct Arrangement {
-    /// From the media up; the store is always among them.
+    /// The placements, from the media up; one of them is always a store.
     pub placements: Vec<&'static dyn Placement>,
-    /// Class of the SSD, if it is not the usual one.
+    /// Class of the SSD; `None` for the class that the suite's ground names.
     pub ssd: Option<String>,
-    /// It is there to be compared with itself.
+    /// Whether the arrangement is a second one, to be compared with an equal first one.
     pub again: bool,
 }
 
 impl Arrangement {
-    /// Reads it from a suite.
+    /// Parses an arrangement as a suite writes it.
     ///
     /// # Errors
     /// One line that says what is wrong.
@@ -503,26 +524,29 @@ impl Arrangement {
         Ok(Arrangement { placements, ssd, again })
     }
 
-    /// The ones in some layers.
+    /// The placements in the given layers.
     pub fn within(&self, layers: &[Layer]) -> impl Iterator<Item = &'static dyn Placement> {
         self.placements.iter().copied().filter(move |placement| layers.contains(&placement.layer()))
     }
 
-    /// How many of its placements share an SSD: those in a server, for a hypervisor's SSD has one user.
+    /// How many of the placements share an SSD. Only placements in servers share one: a
+    /// hypervisor's SSD has one user. At least 1.
     pub fn ssd_shares(&self) -> u32 {
         let below = self.within(&Layer::BELOW);
         (below.filter(|placement| placement.ssd() != Ssd::Unused).count() as u32).max(1)
     }
 
-    /// Says in one line why it is not possible here with that release of Ceph, if there is one.
+    /// Checks whether the arrangement is possible on this machine, and with a release of Ceph if
+    /// one is given.
     ///
     /// # Errors
-    /// That line.
+    /// The reason why it is not, in one line.
     pub fn probe(&self, ceph: Option<u32>) -> Result<(), String> {
         self.placements.iter().try_for_each(|placement| probe(*placement, ceph))
     }
 
-    /// What a write through all of them over a path is safe from, with so many copies in the cluster.
+    /// The durability of a write through all placements of the arrangement over an access path,
+    /// with `replicas` copies of each object in the cluster.
     pub fn durability(&self, replicas: u32, access: Access) -> Durability {
         if access.is_volatile() {
             return Durability::Volatile;
@@ -537,31 +561,32 @@ impl Arrangement {
         }
     }
 
-    /// It has a cache on an SSD in the servers.
+    /// Whether a cache on an SSD in the servers is among the placements.
     pub fn caches_below(&self) -> bool {
         self.within(&[Layer::Device, Layer::Tier]).any(|below| below.ssd() == Ssd::File)
     }
 
-    /// Its OSDs are in guests.
+    /// Whether the OSDs run in guests.
     pub fn in_guests(&self) -> bool {
         self.placements.iter().any(|placement| placement.in_guests())
     }
 
-    /// The one between client and cluster.
+    /// The placement between client and cluster, if there is one.
     pub fn front(&self) -> Option<&'static dyn Placement> {
         self.within(&[Layer::Client]).next()
     }
 
-    /// The path by which it reaches images where a workload asks for `access`.
+    /// The access path by which the arrangement reaches images when a workload asks for `access`.
     ///
     /// # Errors
-    /// It cannot stand on that path, or the path is not possible here: why, in one line.
+    /// The arrangement is not possible on that path, or the path is not possible on this machine:
+    /// the reason, in one line.
     pub fn path(&self, access: Access) -> Result<Access, String> {
         let path = self.front().map_or(Ok(access), |front| front.path(access))?;
         path.probe().map(|()| path)
     }
 
-    /// The device that it stands on, and falls with: the nearest to its clients.
+    /// The device on which the arrangement depends. Of several, the nearest to the clients.
     pub fn base(&self) -> Base {
         match self.on_ssd().map(|placement| placement.layer()) {
             Some(Layer::Client) => Base::HostSsd,
@@ -570,37 +595,39 @@ impl Arrangement {
         }
     }
 
-    /// What an operator has to do when that device has died.
+    /// What an operator has to do when that device has failed ([`Arrangement::base`]).
     pub fn mend(&self) -> &'static str {
         self.on_ssd().map_or("replace the disk, and make its OSD anew", |placement| placement.mend())
     }
 
-    /// The part that stands on an SSD, the nearest to its clients.
+    /// The placement that uses an SSD. Of several, the first in this order of their layers: client,
+    /// tier, device, store.
     fn on_ssd(&self) -> Option<&'static dyn Placement> {
         let layers = [Layer::Client, Layer::Tier, Layer::Device, Layer::Store];
         layers.iter().find_map(|layer| self.within(&[*layer]).find(|part| part.ssd() != Ssd::Unused))
     }
 
-    /// Whether what clients read is read by no device.
+    /// Whether reads of clients need no device.
     pub fn asks_no_device(&self) -> bool {
         self.placements.iter().any(|placement| placement.asks_no_device())
     }
 
-    /// Whether something of it keeps in memory what was read.
+    /// Whether a placement of the arrangement keeps, in memory, blocks that have been read.
     pub fn caches_in_memory(&self) -> bool {
         self.placements.iter().any(|placement| placement.caches_in_memory())
     }
 
-    /// Whether something of it keeps what was read.
+    /// Whether a placement of the arrangement keeps blocks that have been read.
     pub fn caches_reads(&self) -> bool {
         self.placements.iter().any(|placement| placement.caches_reads())
     }
 }
 
-/// Says in one line why a placement is not possible here with that release of Ceph, if there is one.
+/// Checks whether a placement is possible on this machine, and with a release of Ceph if one is
+/// given.
 ///
 /// # Errors
-/// That line.
+/// The reason why it is not, in one line.
 pub fn probe(placement: &dyn Placement, ceph: Option<u32>) -> Result<(), String> {
     ceph.map_or(Ok(()), |ceph| placement.probe_release(ceph))?;
     placement.probe()
@@ -618,13 +645,13 @@ fn run(command: &mut std::process::Command) -> Result<(), PlacementError> {
     Err(PlacementError::Command { command: line, output: errors })
 }
 
-/// An error of the system, with what was tried.
+/// Turns an I/O error into a [`PlacementError`] that says what was tried.
 fn failed(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> PlacementError {
     let what = what.into();
     |source| PlacementError::Io { what, source }
 }
 
-/// Waits until `there` is true, for at most half a minute.
+/// Waits until `there` returns true, for at most 30 seconds.
 fn wait(what: &Path, mut there: impl FnMut() -> bool) -> Result<(), PlacementError> {
     let start = std::time::Instant::now();
     while !there() {

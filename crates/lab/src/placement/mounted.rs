@@ -1,4 +1,4 @@
-//! An NBD export as a file: libnbd's `nbdfuse`, which carries ten requests at a time.
+//! An NBD export as a file, by libnbd's `nbdfuse`, which handles ten requests at a time.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -7,26 +7,27 @@ use super::{PlacementError, failed, need, wait};
 use crate::mounts::unmount_below;
 use crate::process::Process;
 
-/// Says in one line why there is none on this machine.
+/// Checks whether an export can be mounted on this machine.
 ///
 /// # Errors
-/// That line.
+/// The reason why not, in one line.
 pub(super) fn probe() -> Result<(), String> {
     need("nbdfuse", "libnbd-bin")?;
     need("fusermount3", "fuse3")
 }
 
-/// An export that is a file. Dropping it takes the file away.
+/// An export that is mounted as a file. Dropping it unmounts the file.
 #[derive(Debug)]
 pub(super) struct Mounted {
-    /// Where it is mounted.
+    /// The mount point.
     point: PathBuf,
     _process: Process,
 }
 
 impl Mounted {
-    /// Mounts an export. `point` is a directory, in which `file` appears, or the file itself, which is hidden meanwhile; `there` tells
-    /// that it has appeared.
+    /// Mounts an export. `point` is either a directory, in which `file` appears, or `file` itself,
+    /// whose own content is hidden while the export is mounted. `there` returns true once the
+    /// export has appeared.
     pub(super) fn start(
         point: &Path,
         file: &Path,

@@ -1,4 +1,5 @@
-//! A path without anything behind it: what no placement is faster than over iSCSI, or from inside of a guest.
+//! An access path without anything behind it: a bound for all placements over iSCSI, or for all
+//! clients in guests.
 
 use serde_json::Value;
 
@@ -21,7 +22,7 @@ pub(super) static GUEST_NULL: Null = Null {
     start: access::nothing_in_guests,
 };
 
-/// A path whose end answers at once and keeps nothing.
+/// An access path whose end answers at once and keeps nothing.
 #[derive(Debug)]
 pub(super) struct Null {
     name: &'static str,
@@ -52,7 +53,7 @@ impl Placement for Null {
     }
 
     fn path(&self, _access: Access) -> Result<Access, String> {
-        // It has a way of its own, and reaches no image.
+        // The placement includes its own access path, and reaches no image.
         Ok(Access::Librbd)
     }
 

@@ -1,4 +1,5 @@
-//! A cache on the SSD of each of two hypervisors: what clients write on one is acknowledged when both have it.
+//! A cache on the SSD of each of two hypervisors: a write on one of them is acknowledged when both
+//! caches have it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,14 +21,15 @@ use crate::results::Drained;
 
 pub(super) static HOST_TIDEPOOL_REPLICATED: HostReplicated = HostReplicated;
 
-/// Longest wait until all volumes have a second copy that counts. Nothing is copied for that, but what was written meanwhile has to
-/// be in the image.
+/// Longest wait until all volumes have a second copy that counts. Data that was written before a
+/// copy began is not copied, but has to be in the image.
 const SYNC_LIMIT: Duration = Duration::from_secs(60);
-/// How often that is looked at.
+/// How often the copies' state is read.
 const POLL: Duration = Duration::from_millis(50);
-/// The port where second copies are taken in.
+/// The TCP port on which a daemon accepts second copies.
 const PORT: u16 = 10810;
-/// What the owner's log says of each volume whose second copy does not count any more.
+/// Part of the message that an owner logs for a volume whose second copy does not count, or not any
+/// more.
 const PARTED: &str = "without a second copy that counts";
 
 /// Tidepool on two hypervisors.
@@ -82,12 +84,15 @@ impl Placement for HostReplicated {
         let mut options = options(ground)?;
         let shared = Shared::of(ground)?;
         for options in options.iter_mut().filter(|_| shared.is_some()) {
-            // A file takes groups of writes, but what reaches Ceph is to be what one host's cache writes there.
+            // A file could take groups of writes. The drain is unordered nevertheless, as with
+            // `host-tidepool` on this path, so that both placements send requests of one kind to
+            // Ceph.
             options.push("--drain=unordered".into());
             options.extend(shared.as_ref().map(Shared::option));
         }
         let mut daemons = Vec::new();
-        // One that serves nothing begins first, so that the other one finds it.
+        // The second hypervisor's daemon, which may serve no volume, starts first: the other daemon
+        // then finds its peer.
         for host in (0..options.len()).rev() {
             let mut volumes = volumes(ground, host);
             for (image, uri) in &mut volumes {
@@ -104,7 +109,8 @@ impl Placement for HostReplicated {
     }
 }
 
-/// The options that make peers of the daemons on two hypervisors, by the numbers of these.
+/// The options that make the daemons on two hypervisors peers of each other, by the hypervisor's
+/// number.
 fn options(ground: &Ground) -> Result<[Vec<String>; 2], PlacementError> {
     let nodes: Vec<&HostNode> = ground.hosts.iter().filter_map(|host| host.node.as_ref()).collect();
     let [first, second] = nodes.as_slice() else {
@@ -127,7 +133,8 @@ fn peers(other: &str, own: &str) -> Vec<String> {
     vec![format!("--peer={other}"), format!("--peer-listen={own}")]
 }
 
-/// A host's directory with its certificate, made as docs/operations.md says, and made once.
+/// A directory with a host's certificate. The certificate is made as docs/operations.md says, and
+/// only once.
 fn certificate(directory: &Path, name: &str, address: &str) -> Result<PathBuf, PlacementError> {
     let (authority, own) = (directory.join("ca"), directory.join(name));
     let new =
@@ -147,7 +154,7 @@ fn certificate(directory: &Path, name: &str, address: &str) -> Result<PathBuf, P
         new(&own)?;
         let mut command = request(name, own.join("key.pem"), own.join("cert.pem"));
         command.arg("-CA").arg(authority.join("ca.pem")).arg("-CAkey").arg(authority.join("ca.key"));
-        // Both are this machine by name.
+        // Both daemons run on this machine, so both have its host name.
         let host =
             fs::read_to_string("/proc/sys/kernel/hostname").map_err(failed("cannot read the host's name"))?;
         command.arg("-addext").arg(format!("subjectAltName=IP:{address},DNS:{}", host.trim()));
@@ -158,20 +165,21 @@ fn certificate(directory: &Path, name: &str, address: &str) -> Result<PathBuf, P
     Ok(own)
 }
 
-/// The daemons of two hypervisors, each of which serves its clients and has the copies of the other one's volumes.
+/// The daemons on two hypervisors. Each daemon serves the volumes of its own clients, and holds
+/// copies of the other daemon's volumes.
 #[derive(Debug)]
 struct Pair {
     daemons: Vec<Daemon>,
     fronts: Fronts,
     rescue: Rescue,
-    /// How often volumes had parted with their copies when the last one came into sync.
+    /// The number of partings (see `partings`) when the last volume came into sync.
     parted: u64,
     // Dropped after the daemons, which have these images open.
     _shared: Option<Shared>,
 }
 
 impl Pair {
-    /// Waits until whatever is acknowledged is in both caches, for all volumes.
+    /// Waits until all acknowledged writes of all volumes are in both caches.
     fn wait_sync(&self) -> Result<(), PlacementError> {
         let start = Instant::now();
         loop {
@@ -188,7 +196,7 @@ impl Pair {
         }
     }
 
-    /// Both say of each volume that there are two copies.
+    /// Proves that both daemons report two copies of each volume.
     fn in_sync(&self) -> Result<(), PlacementError> {
         for (host, daemon) in self.daemons.iter().enumerate() {
             daemon.is_in_mode(HOST_TIDEPOOL_REPLICATED.name(), "write-back")?;
@@ -207,7 +215,8 @@ impl Pair {
         Ok(())
     }
 
-    /// How often a volume has parted with its copy. That may be over before anybody has asked for the status, so the logs count.
+    /// How often volumes have parted with their copies. A parting may be over before the status is
+    /// read, so the messages in the daemons' logs are counted.
     fn partings(&self) -> u64 {
         let logs = self.daemons.iter().map(Daemon::log);
         logs.map(|log| log.lines().filter(|line| line.contains(PARTED)).count() as u64).sum()
@@ -239,7 +248,7 @@ impl Applied for Pair {
     }
 
     fn counters(&self) -> Result<Value, PlacementError> {
-        // One may have died, which is not to hide what the other one counts.
+        // One daemon may have died; the counters of the living daemon are reported nevertheless.
         let living: Vec<_> = self.daemons.iter().filter_map(|daemon| daemon.counters().ok()).collect();
         let mut counters = daemon::sum(living);
         counters.insert("partings".into(), json!(self.partings()));
@@ -256,11 +265,12 @@ impl Applied for Pair {
     }
 
     fn salvage(self: Box<Self>) -> Result<String, PlacementError> {
-        // What has the images open goes before them.
+        // `_shared` is bound first, so it is dropped last, after the daemons that have the images
+        // open.
         let Pair { _shared, daemons, fronts, rescue, .. } = *self;
         let [owner, peer] = <[Daemon; 2]>::try_from(daemons).expect("there are two hypervisors");
         if owner.wait_drained(SALVAGE_LIMIT) {
-            // The clients of the second hypervisor have written, too.
+            // Clients of the second hypervisor may have written, too.
             daemon::drain(std::slice::from_ref(&peer), 0.0, &|| (), &|| true)?;
             owner.stop()?;
             peer.stop()?;
@@ -272,7 +282,8 @@ impl Applied for Pair {
             match peer.take_over(image) {
                 Ok(()) => {}
                 Err(why) if is_owner_alone(&why) => refused.push((image, why)),
-                // What a copy that counts has must not be given up: what was lost is not known.
+                // For any other reason the copy may still count. Then the volume must not be given
+                // up: how much would be lost is not known.
                 Err(why) => return Err(why),
             }
         }
@@ -292,16 +303,18 @@ impl Applied for Pair {
 
     fn undo(self: Box<Self>) -> Result<(), PlacementError> {
         daemon::drain(&self.daemons, 0.0, &|| (), &|| true)?;
-        // The one that may serve nothing goes last, so that the other one never finds itself without.
+        // The second hypervisor's daemon, which may serve no volume, ends last, so that the first
+        // daemon is never without its peer.
         self.daemons.into_iter().try_for_each(Daemon::stop)
     }
 }
 
-/// What a takeover is refused with where the record of the image names its owner alone: the image has everything, or no copy counted any
-/// more. Its exit status is that of all failures.
+/// Part of the message of a takeover that was refused because the image's record names its owner
+/// alone: the image has everything, or no copy counted any more. The exit status is the same for
+/// all failures.
 const OWNER_ALONE: &str = "alone has its newest data";
 
-/// A takeover was refused since nobody but the owner has anything that the image lacks.
+/// Whether a takeover was refused because only the owner may have data that the image lacks.
 fn is_owner_alone(error: &PlacementError) -> bool {
     matches!(error, PlacementError::Command { output, .. } if output.contains(OWNER_ALONE))
 }
@@ -315,7 +328,8 @@ mod tests {
     use super::super::fake::Fake;
     use super::*;
 
-    /// A pair whose first hypervisor's SSD has died, and what it answers.
+    /// Salvages a pair of daemons, as after a failure of the first hypervisor's SSD; returns the
+    /// result.
     fn salvaged(fake: &Fake) -> Result<String, PlacementError> {
         let ground = fake.ground();
         let host = |host: usize| {
@@ -327,7 +341,8 @@ mod tests {
         Box::new(Pair { daemons, fronts, rescue, parted: 0, _shared: None }).salvage()
     }
 
-    /// One in which the owner's volume has failed, and the second hypervisor has written all back.
+    /// A fake program for a pair of daemons: the owner's volume has failed, and the second
+    /// hypervisor has written everything back.
     fn struck() -> Fake {
         let fake = Fake::new();
         fake.says(0, "failed", 4096);

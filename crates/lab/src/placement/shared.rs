@@ -1,5 +1,6 @@
-//! Images that two hypervisors reach over a path on which each of them is an NBD export. The ownership record of an export is a file of one
-//! host, that of a file stands beside it: so each export becomes a file in a directory that both hypervisors see.
+//! Images that two hypervisors use over an access path on which each image is an NBD export. The
+//! ownership record of an export is kept by one host; the record of a file is beside the file. So
+//! each export is mounted as a file in a directory that both hypervisors use.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -9,14 +10,15 @@ use super::daemon::{Daemon, Setup};
 use super::mounted::Mounted;
 use super::{Ground, PlacementError, failed};
 
-/// The directory, inside the ground's.
+/// The directory's name, in the ground's directory.
 const DIRECTORY: &str = "shared";
-/// Size in bytes of a file until there is an export in its place.
+/// Size in bytes of each file before an export is mounted in its place.
 const FILE_BYTES: u64 = 1 << 20;
-/// Size in bytes of the cache of a daemon that only makes records: the smallest.
+/// Size in bytes of the cache of the daemon that only makes the records: the smallest that Tidepool
+/// accepts.
 const CACHE_BYTES: u64 = 64 << 20;
 
-/// The files. Dropping it takes them away.
+/// The mounted files. Dropping it unmounts them.
 #[derive(Debug)]
 pub(super) struct Shared {
     directory: PathBuf,
@@ -24,7 +26,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Makes them; `None` where caches have librbd.
+    /// Makes and mounts the files; `None` where caches reach images by librbd.
     pub(super) fn of(ground: &Ground) -> Result<Option<Shared>, PlacementError> {
         if ground.uris.is_empty() {
             return Ok(None);
@@ -41,12 +43,12 @@ impl Shared {
         Ok(Some(Shared { directory, _files: files }))
     }
 
-    /// The URI of an image.
+    /// The URI of an image's file.
     pub(super) fn uri(&self, image: &str) -> String {
         uri(&self.directory, image)
     }
 
-    /// What a daemon is told so that the other one may name these images.
+    /// The daemon's option that allows its peer to name these images.
     pub(super) fn option(&self) -> String {
         format!("--peer-images=file:{}", self.directory.display())
     }
@@ -56,12 +58,13 @@ fn uri(directory: &Path, image: &str) -> String {
     format!("file:{}", directory.join(image).display())
 }
 
-/// The number of the file system that a file is on.
+/// The device number of the filesystem that a file is on.
 fn device(file: &Path) -> Option<u64> {
     fs::metadata(file).ok().map(|metadata| metadata.dev())
 }
 
-/// Makes files that have records beside them: a file that is mounted by itself, as each of them is later, is served only if it has one.
+/// Makes the files, each with an ownership record beside it. Later each file is a mount point;
+/// Tidepool serves such a file only if it has a record.
 fn make_records(ground: &Ground, directory: &Path) -> Result<(), PlacementError> {
     let mut volumes = Vec::new();
     for image in ground.uris.keys() {

@@ -11,7 +11,7 @@ use super::{Applied, Ground, Layer, Placement, PlacementError, Ssd, failed, need
 use crate::cluster::{Cluster, Store};
 use crate::mounts::unmount_below;
 
-/// The release of Ceph that came without FileStore.
+/// The first release of Ceph without FileStore.
 const FILESTORE_GONE: u32 = 18;
 
 pub(super) static BLUESTORE_COLOCATED: BlueStore = BlueStore { db_on_ssd: false };
@@ -19,7 +19,7 @@ pub(super) static BLUESTORE_DBWAL: BlueStore = BlueStore { db_on_ssd: true };
 pub(super) static FILESTORE_COLOCATED: FileStore = FileStore { journal_on_ssd: false };
 pub(super) static FILESTORE_JOURNAL: FileStore = FileStore { journal_on_ssd: true };
 
-/// BlueStore on the disk, its database and log perhaps on the SSD.
+/// BlueStore on the disk, with its database and log on the disk or on the SSD.
 #[derive(Debug)]
 pub(super) struct BlueStore {
     db_on_ssd: bool,
@@ -63,7 +63,7 @@ impl Placement for BlueStore {
 }
 
 impl BlueStore {
-    /// What an OSD says of itself when it is in place.
+    /// Entries of an OSD's metadata when the store is in place.
     fn wanted(&self) -> [(&'static str, &'static str); 2] {
         [("osd_objectstore", "bluestore"), ("bluefs_dedicated_db", if self.db_on_ssd { "1" } else { "0" })]
     }
@@ -119,7 +119,8 @@ impl Placement for FileStore {
     }
 
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
-        // The names of RBD's objects fit; longer ones do not go into ext4's attributes.
+        // The names of RBD's objects are short enough. Longer names do not fit into ext4's
+        // attributes.
         ground.ceph_conf.push("osd max object name len = 256".into());
         ground.ceph_conf.push("osd max object namespace len = 64".into());
         let mut stored = Stored {
@@ -136,7 +137,7 @@ impl Placement for FileStore {
             run(Command::new("mount").args(["-o", "loop,noatime"]).arg(&slot.data).arg(&mount))?;
             stored.mounts.push(mount.clone());
             past_the_page_cache(&slot.data)?;
-            // Of the filesystem itself only a directory in it is the OSD's, which wants an empty one.
+            // The OSD needs an empty directory, so its data is not in the root of the filesystem.
             let data = mount.join("osd");
             fs::create_dir(&data).map_err(failed(format!("cannot make {}", data.display())))?;
             let journal = if self.journal_on_ssd { &slot.ssd } else { &slot.journal };
@@ -150,7 +151,8 @@ impl Placement for FileStore {
     }
 }
 
-/// Has the loop device of a file send its requests past the page cache, which is also what makes it send more than one at a time.
+/// Switches the loop device of a file to direct I/O. Its requests then bypass the page cache, and
+/// it sends more than one at a time.
 fn past_the_page_cache(file: &Path) -> Result<(), PlacementError> {
     let mut command = Command::new("losetup");
     command.args(["--noheadings", "--output", "NAME", "--associated"]).arg(file);
@@ -200,7 +202,8 @@ impl Applied for Stored {
         Ok(json!({ "osds": proof }))
     }
 
-    /// FileStore reads through the page cache, which is as large as the machine's memory, and nobody's plan.
+    /// FileStore reads through the page cache. This cache is as large as the machine's memory, and
+    /// is no part of the placement.
     fn forget(&self) {
         for mount in &self.mounts {
             if let Ok(file) = fs::File::open(mount) {
@@ -214,7 +217,8 @@ impl Applied for Stored {
 impl Drop for Stored {
     fn drop(&mut self) {
         for mount in self.mounts.drain(..) {
-            // Nobody has it open any more; and if somebody has, it goes nevertheless.
+            // Normally no process uses the mount any more. If one does, the mount is removed
+            // nevertheless.
             let _ = rustix::mount::unmount(&mount, rustix::mount::UnmountFlags::empty());
             unmount_below(&mount);
         }

@@ -1,4 +1,5 @@
-//! In front of the pool, inside the cluster: Ceph's cache tier, a pool of its own on OSDs that have their data on the servers' SSDs.
+//! Ceph's cache tier: a pool of its own in front of the images' pool, inside the cluster, on OSDs
+//! that have their data on the servers' SSDs.
 
 use std::cell::OnceCell;
 use std::fs::File;
@@ -20,25 +21,27 @@ pub(super) static CACHE_TIER: CacheTier = CacheTier;
 
 /// The release of Ceph that first calls cache tiers deprecated. It still has them.
 const DEPRECATED: u32 = 18;
-/// The tier's pool, and its placement groups.
+/// The tier's pool, and the number of its placement groups.
 const POOL: &str = "cache";
 const GROUPS: &str = "32";
-/// Rules by which pools choose OSDs, each with the class of these.
+/// CRUSH rules by which pools choose OSDs, each with the class of these OSDs.
 const RULES: [(&str, &str); 2] = [("on-disks", "hdd"), ("on-ssds", "ssd")];
-/// Least part of an SSD that is worth an OSD, in bytes.
+/// Least size of an OSD on an SSD, in bytes.
 const OSD_BYTES_MIN: u64 = 512 << 20;
-/// Unit of the files that are these OSDs' devices, in bytes.
+/// Unit of the sizes of the files that are these OSDs' devices, in bytes.
 const UNIT_BYTES: u64 = 1 << 20;
-/// The part of the OSDs' room that the pool may take, copies counted, in percent: the agent is behind at times, and an OSD keeps a database, too.
+/// Part of the OSDs' space that the pool may take, copies included, in percent. The tiering agent
+/// is behind at times, and an OSD also keeps a database.
 const TARGET_PERCENT: u64 = 70;
-/// Size of an image's objects in bytes. A dirty object counts as a whole.
+/// Size of an image's objects in bytes. A dirty object counts with its whole size.
 const OBJECT_BYTES: u64 = 4 << 20;
-/// Longest run of one command.
+/// Longest run of one command, in seconds.
 const COMMAND_LIMIT_S: u32 = 60;
-/// How often it is looked how much is still to be written back, and how long that may take with devices that answer at once.
+/// How often a drain reads how much is dirty, and the longest drain with devices that answer at
+/// once.
 const LOOK: Duration = Duration::from_millis(500);
 const HURRIED_LIMIT: Duration = Duration::from_secs(600);
-/// What of the pool's settings shows that it is a tier, and which.
+/// The pool's settings that the proof contains.
 const TOLD: [&str; 12] = [
     "cache_mode",
     "target_max_bytes",
@@ -53,7 +56,7 @@ const TOLD: [&str; 12] = [
     "min_write_recency_for_promote",
     "size",
 ];
-/// What its OSDs count, from their start on.
+/// Counters of the tier's OSDs. They begin at the OSD's start.
 const COUNTERS: [&str; 8] = [
     "op_cache_hit",
     "tier_promote",
@@ -65,7 +68,8 @@ const COUNTERS: [&str; 8] = [
     "tier_clean",
 ];
 
-/// A pool on SSDs in front of the images' pool, in write-back, with the settings that Ceph gives a tier.
+/// A pool on SSDs in front of the images' pool, in write-back, with Ceph's default settings for a
+/// tier.
 #[derive(Debug)]
 pub(super) struct CacheTier;
 
@@ -92,7 +96,8 @@ impl Placement for CacheTier {
 
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
         let first = ground.slots.len();
-        // On one server there are as many as there are copies.
+        // The tier has at least as many OSDs as there are copies. With one server, all of these
+        // OSDs are in it.
         let each = u64::from(ground.replicas).div_ceil(ground.server_ssds.len().max(1) as u64).max(1);
         let mut bytes = 0;
         for (server, ssd) in ground.server_ssds.iter().enumerate() {
@@ -128,17 +133,17 @@ impl Placement for CacheTier {
     }
 }
 
-/// A tier.
+/// A cache tier that is in place.
 #[derive(Debug)]
 struct Tier {
-    /// Its OSDs.
+    /// The numbers of its OSDs.
     osds: Range<u32>,
     replicas: u32,
     target_bytes: u64,
     cluster: OnceCell<Reach>,
 }
 
-/// How a running cluster is reached.
+/// What is needed to send commands to the running cluster.
 #[derive(Debug)]
 struct Reach {
     conf: PathBuf,
@@ -156,7 +161,7 @@ impl Reach {
         super::run(&mut command)
     }
 
-    /// The sum of a counter over all of the tier's OSDs.
+    /// Counters, added up over all of the tier's OSDs.
     fn counted(&self) -> Result<Map<String, Value>, PlacementError> {
         let counted = |socket: &PathBuf| {
             let said = cluster::socket::ask(socket, "perf dump")
@@ -167,21 +172,23 @@ impl Reach {
         Ok(figures(sum(counted)))
     }
 
-    /// Has the agent write back until at most this part of the pool is dirty.
+    /// Sets the parts of the pool that may be dirty: above `ratio` the tiering agent writes back,
+    /// above `high` it does so faster.
     fn dirty_ratio(&self, ratio: &str, high: &str) -> Result<(), PlacementError> {
         self.ceph(&["osd", "pool", "set", POOL, "cache_target_dirty_ratio", ratio])?;
         self.ceph(&["osd", "pool", "set", POOL, "cache_target_dirty_high_ratio", high])
     }
 }
 
-/// What of all that an OSD counts is about the tier.
+/// The counters of one OSD that concern the tier.
 fn counters(osd: &Value) -> Map<String, Value> {
     let names = COUNTERS.into_iter().chain(["tier_dirty"]);
     names.map(|name| (name.into(), json!(osd[name].as_u64().unwrap_or(0)))).collect()
 }
 
-/// What is told of that, with the names that other caches have for it: requests, where those count blocks. A request that is handed on and has
-/// its object promoted counts as missed twice.
+/// The tier's counters, with the names that other caches use. The tier counts requests where other
+/// caches count blocks. A request that is proxied and whose object is promoted counts as two
+/// misses.
 fn figures(mut sums: Map<String, Value>) -> Map<String, Value> {
     let of = |name: &str| sums.get(name).and_then(Value::as_u64).unwrap_or(0);
     let missed = of("tier_promote") + of("tier_proxy_read") + of("tier_proxy_write");
@@ -202,7 +209,8 @@ impl Tier {
         PlacementError::NotInPlace { placement: CACHE_TIER.name(), what }
     }
 
-    /// What keeps copies apart in the rule that the cluster has: servers, or OSDs.
+    /// The failure domain in the cluster's own rule: copies are on different servers, or on
+    /// different OSDs.
     fn domain(&self, cluster: &Cluster) -> Result<String, PlacementError> {
         let said = cluster.ceph(&["osd", "crush", "rule", "dump", "replicated_rule", "--format", "json"])?;
         let rule: Value = serde_json::from_str(&said).map_err(|e| self.not(e.to_string()))?;
@@ -229,7 +237,8 @@ impl Applied for Tier {
         cluster.ceph(&["osd", "pool", "set", &base, "crush_rule", on_disks])?;
         cluster.ceph(&["osd", "pool", "create", POOL, GROUPS, GROUPS, "replicated", on_ssds])?;
         cluster.ceph(&["osd", "pool", "set", POOL, "pg_autoscale_mode", "off"])?;
-        // With the cluster's defaults for a tier: write-back, sets of hits, and what may be dirty.
+        // `add-cache` uses the cluster's defaults for a tier: write-back, hit sets, and limits for
+        // dirty data.
         cluster.ceph(&["osd", "tier", "add-cache", &base, POOL, &self.target_bytes.to_string()])?;
         cluster.ceph(&["osd", "tier", "set-overlay", &base, POOL])?;
         cluster.wait_clean()?;

@@ -1,4 +1,5 @@
-//! Tidepool in front of the OSDs' disks, a daemon in each server: what stands under OSDs on this machine, and under those in guests.
+//! Tidepool in front of the OSDs' disks, with one daemon in each server. Used below OSDs on this
+//! machine, and below OSDs in guests.
 
 use serde_json::{Map, Value};
 
@@ -6,27 +7,29 @@ use super::daemon::{self, Daemon, Setup};
 use super::{Ground, PlacementError, SsdShare};
 use crate::results::Drained;
 
-/// Size of a cache that is not used, in bytes: the smallest.
+/// Size of a cache that is not used, in bytes: the smallest that Tidepool accepts.
 const UNUSED_CACHE_BYTES: u64 = 64 << 20;
 
-/// The daemons. Dropping it ends them.
+/// The daemons of all servers. Dropping it ends them.
 #[derive(Debug)]
 pub(super) struct Daemons {
     placement: &'static str,
-    /// They cache; otherwise they hand everything on.
+    /// Whether the daemons cache; otherwise they pass all requests on.
     caches: bool,
-    /// One in each server.
+    /// One daemon for each server, by the server's number.
     daemons: Vec<Daemon>,
 }
 
 impl Daemons {
-    /// Starts them, with the disk of each OSD as a volume. Until the disks are filled nothing that is written stays in a cache.
+    /// Starts the daemons, with the disk of each OSD as a volume. Until [`Daemons::filled`] no
+    /// write stays in a cache.
     pub(super) fn start(
         ground: &Ground,
         placement: &'static str,
         caches: bool,
     ) -> Result<Daemons, PlacementError> {
-        // As a cache that knows nothing of Ceph would: in its own order, and the disk alone is nothing while data is dirty.
+        // Unordered, as in a cache that knows nothing of Ceph: while data is dirty, the disk alone
+        // is not consistent.
         let options: &[&str] = if caches { &["--accept-loss=60m", "--drain=unordered"] } else { &[] };
         let options: Vec<String> = options.iter().map(|option| option.to_string()).collect();
         let servers = ground.slots.iter().map(|slot| slot.server + 1).max().unwrap_or(0);
@@ -56,14 +59,16 @@ impl Daemons {
         Ok(started)
     }
 
-    /// The one of a server.
+    /// The daemon of a server.
     pub(super) fn of(&self, server: usize) -> Result<&Daemon, PlacementError> {
         let what = || format!("there is no daemon in server {server}");
         let missing = || PlacementError::NotInPlace { placement: self.placement, what: what() };
         self.daemons.get(server).ok_or_else(missing)
     }
 
-    /// Whether its disks turn: as the kernel's caches do, a cache says that it does not, or an OSD reads five blocks at a time, cached or not.
+    /// Whether the device that an OSD gets reports itself as rotational; `disk` is whether the
+    /// OSD's disk is. A device with a cache never does, as with the kernel's caches: otherwise an
+    /// OSD would read five blocks at a time, cached or not.
     pub(super) fn is_rotational(&self, disk: bool) -> bool {
         disk && !self.caches
     }
@@ -100,7 +105,7 @@ impl Daemons {
     }
 }
 
-/// What the disk of an OSD is called as a volume.
+/// The volume's name for the disk of an OSD.
 pub(super) fn volume(osd: usize) -> String {
     format!("osd{osd}")
 }

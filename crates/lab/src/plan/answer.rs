@@ -3,7 +3,8 @@
 use super::bill::Bill;
 use super::verdict::{Effect, Key, Placement, Verdict};
 
-/// Where the SSDs go, how many that takes, and how many the other side would take; or that none are to be bought, or what to do first.
+/// The answer: where the SSDs go, how many this takes, and how many the other side would take; or
+/// that no SSDs are to be bought; or what to do first.
 pub(super) fn answer(key: &Key, first: Option<Placement>, verdicts: &[Verdict], bills: &[Bill]) -> String {
     let Some(first) = first else {
         return nowhere(key, verdicts).into();

@@ -1,4 +1,4 @@
-//! How many SSDs each place takes, how many are there, and what the others cost.
+//! How many SSDs each place takes, how many of them the hosts have, and what the missing SSDs cost.
 
 use serde::Serialize;
 
@@ -12,41 +12,43 @@ use super::quantity::decimal;
 use super::rules::{Advice, DB_HDD, ENDURANCE, FAILURE_DOMAIN, HOST_FIRST, HOST_SIZE, JOURNAL, OSDS_PER_SSD};
 use super::verdict::{HostCopies, Placement, host_copies};
 
-/// OSDs on one SSD, as long as no offer says what it is.
+/// OSDs on one bought SSD, if no offer was chosen.
 const OSDS_PER_SSD_DEFAULT: usize = 5;
-/// Years that a bought SSD is to last.
+/// Years that a bought SSD has to last.
 const YEARS_MIN: f64 = 5.0;
 
-/// What a place takes.
+/// The SSDs that a place takes, and what they cost.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Bill {
     /// The place.
     pub placement: Placement,
-    /// SSDs that it takes in all.
+    /// Number of SSDs that the place takes in all.
     pub needed: usize,
-    /// Those that the hosts have and that are fit.
+    /// Number of fit SSDs that the hosts already have and that the plan puts in this place.
     pub in_hand: usize,
-    /// What those cost, in the cluster's currency, if each has a price.
+    /// Cost of the SSDs in `in_hand`, in the cluster's currency, if each of these SSDs has a price.
     pub in_hand_cost: Option<f64>,
-    /// Those that are to be bought.
+    /// Number of SSDs to buy.
     pub to_buy: usize,
-    /// Least size of one that is to be bought, in bytes.
+    /// Least size of an SSD to buy, in bytes.
     pub each_bytes_min: u64,
-    /// The offer that is cheapest among the fit ones.
+    /// The cheapest of the offers that are fit, large enough and last long enough. None without
+    /// such an offer, or if no SSD is to be bought.
     pub offer: Option<String>,
-    /// What that many of the offer cost, in the cluster's currency.
+    /// Cost of `to_buy` SSDs of the offer, in the cluster's currency.
     pub cost: Option<f64>,
-    /// What guests' writes come to on the busiest of the SSDs in a day, in bytes, if it can be told.
+    /// Bytes that guests' writes bring to the busiest of the SSDs in a day, if this is known.
     pub written_per_day_bytes: Option<f64>,
-    /// Years that the first of the SSDs to wear out lasts at that, as far as endurances are told.
+    /// Years until the first of the SSDs wears out at this rate, as far as endurances are known.
     pub years: Option<f64>,
     /// What is lost with one of the SSDs.
     pub failure_domain: String,
-    /// Where the numbers come from.
+    /// The sources of the numbers.
     pub advice: Vec<Advice>,
 }
 
-/// What each side takes if the SSDs stand on that side alone: the hypervisors, and the servers with OSDs.
+/// The bill of each side if the SSDs stand on that side alone: in the hypervisors, or in the
+/// servers with OSDs.
 pub(super) fn bills(wanted: &Wanted<'_>) -> Vec<Bill> {
     let inventory = wanted.inventory;
     let layouts = |side| -> Vec<Layout> {
@@ -56,19 +58,20 @@ pub(super) fn bills(wanted: &Wanted<'_>) -> Vec<Bill> {
     host.into_iter().chain(osds(inventory, &layouts(Side::Osds))).collect()
 }
 
-/// The offers that may be used for anything.
+/// The fit offers, with their prices.
 fn fit(inventory: &Inventory) -> impl Iterator<Item = (&Product, f64)> {
     let fit = inventory.offers.iter().filter(|offer| offer.fitness() == Fitness::Fit);
     fit.filter_map(|offer| offer.price.map(|price| (offer, price)))
 }
 
-/// What an offer is called.
+/// Name of an offer.
 pub(super) fn offer_name(offer: &Product) -> String {
     let model = offer.model.as_deref().or(offer.kind.map(Kind::name)).unwrap_or("SSD");
     format!("{model} {}", decimal(offer.bytes))
 }
 
-/// An offer lasts long enough, as far as is known, when so many bytes are written to it in a day.
+/// The offer lasts for [`YEARS_MIN`] years when so many bytes are written to it in a day, as far as
+/// is known.
 fn lasts(offer: &Product, written: Option<f64>) -> bool {
     match (offer.endurance_bytes, written) {
         (Some(endurance), Some(written)) => endurance >= written * 365.0 * YEARS_MIN,
@@ -76,14 +79,15 @@ fn lasts(offer: &Product, written: Option<f64>) -> bool {
     }
 }
 
-/// What is to be said of how long a chosen offer lasts.
+/// Advice on how long a chosen offer lasts.
 fn lasting(chosen: bool, written: Option<f64>) -> Option<Advice> {
     let text = "the offer lasts five years at what the guests write, as far as its endurance is told";
     written.filter(|_| chosen).map(|_| Advice::new(text, &[ENDURANCE]))
 }
 
-/// What is written to the busiest SSD in a day, and the years of the one that wears out first: of those that have a place, and of those
-/// that are bought, of which `bought` has the offer, if one was chosen, and the bytes.
+/// Bytes that are written to the busiest SSD in a day, and the years of the SSD that wears out
+/// first. Both are over the SSDs that have a place and the SSDs to buy. `bought` holds the offer,
+/// if one was chosen, and the bytes that are written to one bought SSD in a day.
 fn wear(placed: &[(usize, &Placed)], bought: Option<(Option<&Product>, f64)>) -> (Option<f64>, Option<f64>) {
     let there = placed.iter().filter_map(|(_, placed)| placed.written_per_day_bytes);
     let written = there.chain(bought.map(|(_, written)| written)).reduce(f64::max);
@@ -255,7 +259,7 @@ mod tests {
         ));
         let [bill] = &plan.bills[..] else { panic!("{:?}", plan.bills) };
         assert_eq!(bill.placement, Placement::OsdCache);
-        // Six OSDs have six terabytes a day of two hypervisors' two, three times.
+        // Two hypervisors write 2 TB a day; with three copies the six OSDs get 6 TB.
         assert_eq!((bill.to_buy, bill.written_per_day_bytes), (1, Some(6e12)));
         assert_eq!(bill.years.map(|years| (years * 10.0).round()), Some(80.0));
     }
@@ -272,7 +276,8 @@ mod tests {
         let plan = plan_of(&format!("[cluster]\nreplicas = 3\n{WORKLOAD}{HOSTS}{}", offers.concat()));
         let (host, osds) = (&plan.bills[0], &plan.bills[1]);
         assert_eq!((host.offer.as_deref(), host.cost), (Some("ssd 480 GB"), Some(200.0)));
-        // Those of 480 GB would carry two OSDs each, for less, but not for five years.
+        // Offers of 480 GB would carry two OSDs each, for less money, but would not last five
+        // years.
         assert_eq!((osds.offer.as_deref(), osds.to_buy, osds.cost), (Some("ssd 240 GB"), 3, Some(150.0)));
         assert!(plan.refused.iter().any(|refused| refused.drive.contains("480 GB")), "{:?}", plan.refused);
     }

@@ -1,28 +1,29 @@
-//! The commands that would do what a plan says. Nothing here runs one, and no drive that is in use stands in one.
+//! The commands that would carry out a plan. Nothing here runs a command, and no command names a
+//! drive that is in use.
 
 use super::inventory::{Drive, Inventory, State};
 use super::layout::{Placed, Share};
 use super::node::{Node, node};
 use super::verdict::{HostCopies, Placement};
 
-/// Type of a partition with a journal, by which Ceph's own tools know it.
+/// Type of a partition with a journal, by which Ceph's own tools recognise it.
 const JOURNAL_TYPE: &str = "45b0969e-9b03-4f30-b4c6-b4b80ceff106";
 
-/// The file with the settings that bcache forgets at every boot.
+/// The file with the settings that bcache loses at every boot.
 const BCACHE_RULES: &str = "/etc/udev/rules.d/99-bcache-no-bypass.rules";
 
-/// The node of a drive that may stand in a command.
+/// The node of a drive, if commands may name it: the drive is free and its path is known.
 fn free(drive: &Drive) -> Option<&str> {
     drive.path.as_deref().filter(|_| drive.state == State::Free)
 }
 
-/// What is done first with an SSD that nobody has graded.
+/// The first command for an SSD without a grade.
 fn qualify(drive: &Drive, path: &str) -> Option<String> {
     let wanted = drive.product.grade().is_none();
     wanted.then(|| format!("tidepool lab qualify {path} --long 10m --yes-destroy"))
 }
 
-/// A cache for a hypervisor's volumes.
+/// Commands for a cache for a hypervisor's volumes.
 pub(super) fn host_cache(drive: &Drive, copies: HostCopies) -> Vec<String> {
     let Some(path) = free(drive) else { return Vec::new() };
     let how = match copies {
@@ -38,7 +39,7 @@ pub(super) fn host_cache(drive: &Drive, copies: HostCopies) -> Vec<String> {
     commands
 }
 
-/// Parts of an SSD for the OSDs of its host.
+/// Commands for the parts of an SSD for the OSDs of its host.
 pub(super) fn under_osds(inventory: &Inventory, ssd: &Drive, placed: &Placed) -> Vec<String> {
     let Some(path) = free(ssd) else { return Vec::new() };
     let can_attach = inventory.cluster.ceph.is_none_or(|release| release.major >= 16);
@@ -53,7 +54,8 @@ pub(super) fn under_osds(inventory: &Inventory, ssd: &Drive, placed: &Placed) ->
     qualify(ssd, path).into_iter().chain(makes).collect()
 }
 
-/// One command makes all OSDs of the SSD: they are new and alike, and on whole drives, as `batch` takes no others.
+/// One `batch` command makes all OSDs of the SSD: the OSDs are new and alike, and on whole drives,
+/// because `batch` takes no others.
 fn can_batch(ssd: &str, osds: &[Share]) -> bool {
     let whole = |path: &str| node(path) == Node::Drive;
     let new = |osd: &Share| osd.path.as_deref().is_some_and(whole) && osd.part_bytes == osds[0].part_bytes;
@@ -73,7 +75,7 @@ fn batch(path: &str, placed: &Placed) -> Vec<String> {
     vec![command("--report "), command("")]
 }
 
-/// What the parts of an SSD are, as `ceph-volume` calls them.
+/// Kind of the parts of an SSD, as `ceph-volume` calls it.
 fn kind(placed: &Placed) -> &'static str {
     match placed {
         Placed { placement: Placement::Journal, .. } => "journal",
@@ -82,22 +84,23 @@ fn kind(placed: &Placed) -> &'static str {
     }
 }
 
-/// How a device is divided into parts, which commands make one by one.
+/// How a device is divided into parts that commands make one by one.
 struct Divided<'a> {
     path: &'a str,
     node: Node,
-    /// The volume group, where LVM divides it.
+    /// The volume group, where LVM divides the device.
     group: String,
 }
 
-/// A part of a device: the command that makes it, if one has to, and its node.
+/// A part of a device: the command that makes it, if one is needed, and its node.
 struct Part {
     make: Option<String>,
     node: String,
 }
 
 impl<'a> Divided<'a> {
-    /// Divides a drive by its partition table if `by_partitions`, else by LVM. What is no whole drive keeps its table.
+    /// Divides a whole drive by its partition table if `by_partitions` is set, otherwise by LVM. A
+    /// device that is not a whole drive keeps its table.
     fn new(path: &'a str, what: &str, by_partitions: bool) -> Divided<'a> {
         let node = match node(path) {
             Node::Drive if !by_partitions => Node::Partition,
@@ -106,7 +109,7 @@ impl<'a> Divided<'a> {
         Divided { path, node, group: format!("ceph-{what}-{}", name(path)) }
     }
 
-    /// The commands that come before the parts.
+    /// The commands before those for the parts.
     fn begin(&self) -> Vec<String> {
         match self.node {
             Node::Partition => vec![format!("vgcreate {} {}", self.group, self.path)],
@@ -114,7 +117,8 @@ impl<'a> Divided<'a> {
         }
     }
 
-    /// The `number`-th part, of a type that the partition table knows, if one does.
+    /// The part with this number. `kind` is the type of the part in the partition table, if the
+    /// device gets a partition table.
     fn part(&self, number: usize, name: &str, bytes: u64, kind: Option<&str>) -> Part {
         let Divided { path, group, .. } = self;
         match self.node {
@@ -132,7 +136,7 @@ impl<'a> Divided<'a> {
     }
 }
 
-/// A part of the SSD for each OSD.
+/// Commands for one part of the SSD for each OSD.
 fn parts(path: &str, placed: &Placed, can_attach: bool) -> Vec<String> {
     let what = kind(placed);
     let journals = placed.placement == Placement::Journal;
@@ -161,7 +165,8 @@ fn parts(path: &str, placed: &Placed, can_attach: bool) -> Vec<String> {
     commands
 }
 
-/// Gives an OSD that exists a volume; what it has of a database moves there.
+/// Commands that give an existing OSD a volume. If the volume is for a database, the database data
+/// of the OSD moves to it.
 fn attach(part: &str, number: usize, volume: &str) -> Vec<String> {
     let osd = format!("--osd-id ID_{number} --osd-fsid FSID_{number}");
     let mut commands = vec![
@@ -175,9 +180,9 @@ fn attach(part: &str, number: usize, volume: &str) -> Vec<String> {
     commands
 }
 
-/// Moves the journal of an OSD that exists to a partition or a logical volume.
+/// Commands that move the journal of an existing OSD to a partition or a logical volume.
 fn move_journal(number: usize, target: &str) -> Vec<String> {
-    // A logical volume keeps its name, the name of a partition can change at a boot.
+    // A logical volume keeps its name; the name of a partition can change at a boot.
     let link = match target.strip_prefix("/dev/") {
         None => format!("/dev/{target}"),
         Some(_) if node(target) == Node::Volume => target.to_string(),
@@ -192,7 +197,8 @@ fn move_journal(number: usize, target: &str) -> Vec<String> {
     ]
 }
 
-/// Databases and a cache on one SSD. Only disks that are free can become bcache's: it writes its own label on them.
+/// Commands for databases and a cache on one SSD. Only free disks can become bcache devices,
+/// because bcache writes its own label to them.
 fn with_bcache(path: &str, placed: &Placed) -> Vec<String> {
     let numbered = (1..).zip(&placed.osds);
     let disks: Vec<(usize, &str)> = numbered
@@ -215,7 +221,8 @@ fn with_bcache(path: &str, placed: &Placed) -> Vec<String> {
     let backing: Vec<String> = disks.iter().map(|(_, disk)| format!("/dev/{disk}")).collect();
     let cache = if cache.node.starts_with("/dev/") { cache.node } else { format!("/dev/{}", cache.node) };
     commands.extend(bcache_settings());
-    // The mode is kept in the label of each disk; what is not kept there is what the rule sets.
+    // bcache keeps the mode in the label of each disk. The udev rule sets what the label does not
+    // keep.
     commands.push(format!("make-bcache --writeback -C {cache} -B {}", backing.join(" ")));
     commands.push("udevadm settle".into());
     commands.push("udevadm trigger --settle --action=change --sysname-match='bcache[0-9]*'".into());
@@ -224,7 +231,7 @@ fn with_bcache(path: &str, placed: &Placed) -> Vec<String> {
         commands.extend([
             format!("vgcreate {group} /dev/$(basename $(readlink -f /sys/class/block/{disk}/bcache/dev))"),
             format!("lvcreate -l 100%FREE -n block {group}"),
-            // The kernel says of bcache that it does not turn, so the class has to be told.
+            // The kernel reports that bcache does not rotate, so the device class has to be given.
             format!(
                 "ceph-volume lvm create --bluestore --data {group}/block --block.{what} {} --crush-device-class hdd",
                 parts[number - 1]
@@ -237,7 +244,7 @@ fn with_bcache(path: &str, placed: &Placed) -> Vec<String> {
     commands
 }
 
-/// Settings that bcache forgets at every boot, as a rule of udev's.
+/// Commands for the settings that bcache loses at every boot, as a udev rule.
 fn bcache_settings() -> [String; 2] {
     let zero = |attribute: &str| format!("ATTR{{bcache/{attribute}}}=\"0\"");
     let rule = [
@@ -251,12 +258,12 @@ fn bcache_settings() -> [String; 2] {
     [format!("printf '%s\\n' '{}' > {BCACHE_RULES}", rule.join(", ")), "udevadm control --reload".into()]
 }
 
-/// The last part of a path, as a name of LVM's.
+/// The last part of a path, as an LVM name.
 fn name(path: &str) -> String {
     path.rsplit('/').next().unwrap_or(path).replace(':', "_")
 }
 
-/// The name by which the kernel knows a device; `None` for a link to it.
+/// The kernel's name of a device; `None` for a link.
 fn kernel_name(path: &str) -> Option<&str> {
     path.strip_prefix("/dev/").filter(|name| !name.contains('/'))
 }
@@ -270,7 +277,7 @@ fn partition(path: &str, number: usize) -> String {
     }
 }
 
-/// A size as sgdisk, LVM and ceph-volume read it: powers of two.
+/// A size for sgdisk, LVM and ceph-volume: in GiB if it is a whole number of GiB, otherwise in MiB.
 fn size(bytes: u64) -> String {
     if bytes.is_multiple_of(1 << 30) { format!("{}G", bytes >> 30) } else { format!("{}M", bytes >> 20) }
 }
@@ -285,7 +292,7 @@ mod tests {
         commands_on("/dev/nvme0n1", cluster, workload, disks)
     }
 
-    /// The commands of a host with two disks and an SSD at this node.
+    /// The commands of a host with two disks, and with an SSD at `node`.
     fn commands_on(node: &str, cluster: &str, workload: &str, disks: &str) -> Vec<String> {
         let plan = plan_of(&format!(
             "[cluster]\n{cluster}\n[workload]\n{workload}\n[[host]]\nname = \"a\"\nrole = \"osd\"\n\

@@ -1,4 +1,5 @@
-//! What was measured of the places of a plan: ratios from results of the lab, of runs whose conditions are those of the inventory.
+//! Measurements of the places of a plan: ratios from results of the lab, from runs whose conditions
+//! match the inventory.
 
 use serde::Serialize;
 
@@ -12,36 +13,37 @@ use crate::stats::{Finding, Metric, Ratio, Setting, paired, settings};
 use crate::suite::{Caches, Tool, Workload};
 use crate::words;
 
-/// Shares of reads that differ by no more percent count as one mix.
+/// Shares of reads that differ by at most this number of percentage points count as one mix.
 const MIX_PERCENT: u64 = 10;
-/// Queue depths that differ by no more than this factor count as one.
+/// Queue depths that differ by at most this factor count as one queue depth.
 const DEPTH_FACTOR: u64 = 2;
 
 /// Results of the lab, with the name of their file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evidence {
-    /// The file, as it is to be cited.
+    /// Name of the file, as it is cited.
     pub file: String,
-    /// What it holds.
+    /// The results in the file.
     pub results: Results,
 }
 
-/// What was measured of a place.
+/// A measurement of a place.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Measured {
-    /// The file with the results.
+    /// Name of the file with the results.
     pub file: String,
     /// The placement, as its suite names it.
     pub placement: String,
-    /// The placement without the SSD that it is compared with.
+    /// The placement without the SSD that `placement` is compared with.
     pub against: String,
-    /// Requests per second of the one to those of the other.
+    /// Ratio of the requests per second: `placement` to `against`.
     pub iops: Ratio,
-    /// Under which conditions, in words.
+    /// Conditions of the measurement, in words.
     pub conditions: String,
 }
 
-/// Cites what was measured beside the verdicts, and lets it decide where no publication does. Returns the files in which nothing matches.
+/// Adds the matching measurements to the verdicts, and lets them decide where no publication does.
+/// Returns the files in which no measurement matches.
 pub(super) fn apply(
     evidence: &[Evidence],
     inventory: &Inventory,
@@ -64,10 +66,11 @@ pub(super) fn apply(
     unmatched
 }
 
-/// What OSDs of today are made with, said or not. Results of others stand for no inventory, which does not tell that.
+/// Formats of the OSDs of today, named in the placement or not. Results with other formats match no
+/// inventory, because an inventory does not give the format.
 const FORMATS: [&str; 2] = ["", "+alloc-4k"];
 
-/// What results say of the place of a verdict.
+/// The measurements of the place of a verdict in these results.
 fn of_place(
     results: &Results,
     file: &str,
@@ -84,13 +87,14 @@ fn of_place(
         Store::Bluestore => "bluestore-colocated",
         Store::Filestore => "filestore-colocated",
     };
-    // A slowed device stands for no NVMe: beside it the time of Ceph itself would look small.
+    // Results of slowed devices do not stand for NVMe: beside slowed devices the time of Ceph
+    // itself would look small.
     if class(results, &suite.ground.disk) != Some(media)
         || (media == Kind::Nvme && suite.ground.slowed_by > 1)
     {
         return Vec::new();
     }
-    // No inventory tells of neighbours.
+    // An inventory gives no neighbours of the clients, so results with neighbours match none.
     if suite.ground.neighbours.is_some() {
         return Vec::new();
     }
@@ -111,8 +115,8 @@ fn of_place(
     found
 }
 
-/// The name of the placement by which the lab measures a place; `None` where it measures none that keeps writes in that way, and where the
-/// place belongs to another store.
+/// Name of the placement by which the lab measures a place. `None` where the lab measures none that
+/// keeps writes in this way, and where the place belongs to another store.
 fn measured_as(placement: Placement, inventory: &Inventory) -> Option<&'static str> {
     match (placement, host_copies(inventory), store(inventory)) {
         (Placement::Host, HostCopies::Two, _) => Some("host-tidepool-replicated"),
@@ -124,7 +128,7 @@ fn measured_as(placement: Placement, inventory: &Inventory) -> Option<&'static s
     }
 }
 
-/// What a class of devices stores data on, as the results describe it.
+/// Kind of the drives of a device class, as the results describe the class, or else its preset.
 fn class(results: &Results, name: &str) -> Option<Kind> {
     let frozen = results.devices.iter().map(|frozen| &frozen.spec).find(|spec| spec.name == name);
     let kind = |spec: &Spec| match spec.media {
@@ -135,8 +139,8 @@ fn class(results: &Results, name: &str) -> Option<Kind> {
     frozen.map(kind).or_else(|| preset::find(name).map(|preset| kind(&preset.spec)))
 }
 
-/// A workload has the block size and the mix of the inventory, and its access path. Whole objects of a pool are other requests than those of
-/// a guest to its image.
+/// The workload has the block size, the mix and the access path of the inventory. Requests for
+/// whole objects of a pool differ from the requests of a guest to its image.
 fn is_alike(workload: &Workload, key: &Key) -> bool {
     let reads = match workload.pattern() {
         Some(Pattern::Read | Pattern::RandRead) => 100,
@@ -144,7 +148,7 @@ fn is_alike(workload: &Workload, key: &Key) -> bool {
         Some(Pattern::RandMixed(reads)) => u64::from(reads),
         None => return false,
     };
-    // Reads alone and writes alone are loads of their own.
+    // A load of reads alone matches only a load of reads alone; likewise for writes alone.
     let is_one = |wanted: u64| {
         let alone = |percent| (wanted == percent) == (reads == percent);
         wanted.abs_diff(reads) <= MIX_PERCENT && alone(0) && alone(100)
@@ -158,7 +162,7 @@ fn is_near(depth: u64, wanted: u64) -> bool {
     depth <= wanted.saturating_mul(DEPTH_FACTOR) && wanted <= depth.saturating_mul(DEPTH_FACTOR)
 }
 
-/// What a ratio holds for, in words.
+/// The conditions of a ratio, in words.
 fn conditions(results: &Results, workload: &Workload, settings: &[Setting], repeats: usize) -> String {
     let ground = &results.suite.ground;
     let numbers = |of: fn(&Setting) -> u32| {
@@ -191,7 +195,8 @@ fn conditions(results: &Results, workload: &Workload, settings: &[Setting], repe
     parts.join("; ")
 }
 
-/// Where no publication decides, a measurement does; where they disagree, that is told.
+/// Lets a measurement decide where no publication does. Where a measurement and a publication
+/// disagree, the verdict says so.
 fn decide(verdict: &mut Verdict) {
     let findings = || verdict.measured.iter().map(|measured| measured.iops.finding);
     let all = |finding| findings().next().is_some() && findings().all(|found| found == finding);
@@ -203,7 +208,8 @@ fn decide(verdict: &mut Verdict) {
         return;
     };
     let helps = |effect| matches!(effect, Effect::Helps | Effect::ReadsOnly | Effect::WritesOnly);
-    // A cache on the host that is advised against and was measured is one in front of NVMe, of which nothing was published.
+    // A cache on the host that is advised against, but was measured, is in front of NVMe, for which
+    // nothing was published.
     let unpublished = verdict.effect == Effect::NotKnown
         || (verdict.placement == Placement::Host && verdict.effect == Effect::No);
     if unpublished {
@@ -224,7 +230,8 @@ mod tests {
     use crate::plan::Plan;
     use crate::synthetic;
 
-    /// Two hypervisors and a server with OSDs, which the lab's mix at queue depth 16 is like.
+    /// The text of an inventory: two hypervisors and a server with OSDs. Its workload is like the
+    /// lab's mix at queue depth 16.
     fn text(media: &str, workload: &str) -> String {
         format!(
             "[workload]\nblock-size = \"4KiB\"\nread-percent = 80\nqueue-depth = 16\n{workload}\n\
@@ -248,7 +255,7 @@ mod tests {
         plan(&inventory(text), &evidence(change))
     }
 
-    /// The placements that are cited.
+    /// The placements that the plan cites.
     fn cited(plan: &Plan) -> Vec<&str> {
         plan.verdicts
             .iter()

@@ -1,28 +1,30 @@
-//! Whether an SSD is fit to hold what must not be lost, and how much it carries.
+//! Whether an SSD is fit to hold data that must not be lost, and how many OSDs it carries.
 
 use super::inventory::{Drive, Host, Kind, Product, State};
 use super::rules::{Advice, GRADE, NOT_TOUCHED, POWER_LOSS, UNWRITABLE};
 use crate::qualify::Grade;
 
-/// What an OSD on a disk takes of an SSD's bandwidth, in bytes per second. Seven disks to an SSD were published, and 800 MB/s of the
-/// cluster; with fourteen disks that is this much of each.
+/// Bandwidth of an SSD that an OSD on a disk takes, in bytes per second. A publication had seven
+/// disks to an SSD, and 800 MB/s for the cluster; with fourteen disks this is the part of each
+/// disk.
 const OSD_WRITE_BYTES_PER_S: f64 = 57e6;
-/// Most OSDs on an SSD, however fast it is: the largest number that Ceph recommends.
+/// Most OSDs on an SSD, whatever its speed: the largest number that Ceph recommends.
 const OSDS_MAX: usize = 15;
 
-/// What is known of an SSD's fitness.
+/// Fitness of an SSD, as far as it is known.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Fitness {
-    /// It may be used.
+    /// The SSD may be used.
     Fit,
-    /// It must not be used, and why.
+    /// The SSD must not be used, for this reason.
     Unfit(Advice),
-    /// What is missing to say it.
+    /// The fitness is not known, because this fact is missing.
     Unknown(&'static str),
 }
 
 impl Product {
-    /// Its grade: told, or from its synchronous writes, the worse of both.
+    /// The grade that was given, or the grade of the measured synchronous writes; of both, the
+    /// worse one.
     pub fn grade(&self) -> Option<Grade> {
         let measured = self.sync_write_iops.map(Grade::of_iops);
         match (self.grade, measured) {
@@ -31,7 +33,7 @@ impl Product {
         }
     }
 
-    /// Whether it may hold a journal, a database or a cache.
+    /// Whether the drive may hold a journal, a database or a cache.
     pub(super) fn fitness(&self) -> Fitness {
         if self.protected == Some(false) {
             return Fitness::Unfit(Advice::new("it has no power-loss protection", &[POWER_LOSS]));
@@ -46,7 +48,9 @@ impl Product {
         }
     }
 
-    /// Most OSDs that it carries as database or journal: by its measured bandwidth, else as Ceph recommends for its kind.
+    /// Most OSDs whose database or journal the drive carries: one for a poor or rejected drive,
+    /// otherwise by the measured bandwidth, otherwise by kind and grade, at most as many as Ceph
+    /// recommends.
     pub(super) fn osds_max(&self) -> usize {
         if matches!(self.grade(), Some(Grade::Reject | Grade::Poor)) {
             return 1;
@@ -63,13 +67,15 @@ impl Product {
 }
 
 impl Drive {
-    /// It is flash, as far as is known.
+    /// The drive is flash, as far as is known.
     pub(super) fn is_flash(&self) -> bool {
         matches!(self.product.kind, Some(Kind::Ssd | Kind::Nvme))
     }
 }
 
-/// An SSD that is not used, and why.
+/// Why a drive is not used. A read-only or zoned drive is always refused. Of the other drives only
+/// SSDs that hold no OSDs are checked; None for any other drive, and for an SSD without an
+/// objection.
 pub(super) fn refusal(drive: &Drive) -> Option<Advice> {
     if let State::Unfit(why) = &drive.state {
         return Some(Advice::new(format!("it is {why}"), &[UNWRITABLE]));
@@ -88,12 +94,13 @@ pub(super) fn refusal(drive: &Drive) -> Option<Advice> {
     }
 }
 
-/// `mounted at /`, `in use` and `used: holds a partition` all read well behind "it is".
+/// What is known of the use of a drive, in a form that reads well after "it is". A text such as
+/// `holds a partition` gets words before it.
 fn used(what: &str) -> String {
     if what.starts_with("holds") { format!("in use: it {what}") } else { what.to_string() }
 }
 
-/// What is not told of a host's drives but decides what becomes of them.
+/// Facts about a host's drives that were not given, but decide how the drives are used.
 pub(super) fn missing(host: &Host) -> Vec<String> {
     let mut missing = Vec::new();
     for drive in &host.drives {
@@ -123,7 +130,8 @@ pub(super) fn missing(host: &Host) -> Vec<String> {
     missing
 }
 
-/// The indices of a host's SSDs that may be used, the best first: by grade, NVMe before SATA, the larger first.
+/// Indices of a host's SSDs that may be used, best first: by grade, then NVMe before SATA, then the
+/// larger before the smaller.
 pub(super) fn usable(host: &Host) -> Vec<usize> {
     let fit = |drive: &Drive| {
         drive.is_flash() && drive.state == State::Free && drive.product.fitness() == Fitness::Fit
@@ -147,7 +155,7 @@ mod tests {
         unprotected.protected = Some(false);
         let mut rejected = product(Kind::Ssd, 1 << 40);
         rejected.grade = Some(Grade::Reject);
-        // A grade that somebody wrote down does not outweigh a measurement.
+        // A grade in the inventory does not outweigh a measurement.
         let mut measured = product(Kind::Ssd, 1 << 40);
         (measured.grade, measured.sync_write_iops) = (Some(Grade::Good), Some(490.0));
         for (product, rule) in [(unprotected, "power-loss"), (rejected, "grade"), (measured, "grade")] {

@@ -1,4 +1,5 @@
-//! What there is: hosts and their drives, the cluster and its workload, from a TOML file or from the machine itself.
+//! The inventory: hosts with their drives, the cluster and its workload, from a TOML file or from
+//! the machine itself.
 
 use std::collections::BTreeSet;
 
@@ -9,21 +10,21 @@ use super::quantity::{Amount, Bytes, Millis, Percent, Positive, Release};
 use crate::device::real::Real;
 use crate::qualify::Grade;
 
-/// Most hosts of an inventory.
+/// Most hosts in an inventory.
 const HOSTS_MAX: usize = 1_000;
 /// Most drives of a host.
 const DRIVES_MAX: usize = 256;
 /// Most OSDs with their data on one drive.
 const OSDS_PER_DRIVE_MAX: u64 = 16;
-/// Name of the host when the inventory is the machine itself.
+/// Name of the host if the inventory is the machine itself.
 const THIS_MACHINE: &str = "this-machine";
 
-/// What advice is given on.
+/// The cluster, workload, hosts and offers for which a plan is made.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Inventory {
-    /// What concerns all hosts.
+    /// Facts that concern all hosts.
     pub cluster: Cluster,
-    /// What the guests do.
+    /// The workload of the guests.
     pub workload: Workload,
     /// The hosts.
     pub hosts: Vec<Host>,
@@ -31,7 +32,7 @@ pub struct Inventory {
     pub offers: Vec<Product>,
 }
 
-/// What concerns all hosts. What is `None` was not told.
+/// Facts that concern all hosts. A field that is `None` was not given.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Cluster {
@@ -44,7 +45,7 @@ pub struct Cluster {
     pub usage: Option<Usage>,
     /// Copies of each object.
     pub replicas: Option<Positive>,
-    /// What prices are in.
+    /// Currency of the prices.
     pub currency: Option<String>,
 }
 
@@ -52,7 +53,7 @@ pub struct Cluster {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Store {
-    /// On the device itself, metadata in a database.
+    /// On the device itself, with the metadata in a database.
     Bluestore,
     /// In a filesystem behind a journal; until Ceph 17.
     Filestore,
@@ -68,52 +69,52 @@ pub enum Usage {
     Rgw,
 }
 
-/// What the guests do. What is `None` was not told.
+/// The workload of the guests. A field that is `None` was not given.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Workload {
-    /// Size of most requests.
+    /// Size of most requests in bytes.
     pub block_size: Option<Bytes>,
-    /// Share of reads among the requests.
+    /// Share of reads among the requests, in percent.
     pub read_percent: Option<Percent>,
-    /// Requests of a volume in flight.
+    /// Requests in flight of a volume.
     pub queue_depth: Option<Positive>,
-    /// What is used again and again on each hypervisor.
+    /// Bytes that are used again and again on each hypervisor.
     pub working_set: Option<Bytes>,
-    /// What the guests of each hypervisor write in a day.
+    /// Bytes that the guests of each hypervisor write in a day.
     pub written_per_day: Option<Bytes>,
-    /// How much may be lost when a host dies; zero for nothing.
+    /// Time of writes that may be lost when a host dies; zero if nothing may be lost.
     pub accept_loss: Option<Millis>,
 }
 
-/// What a host does.
+/// Role of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// It has OSDs.
+    /// The host has OSDs.
     Osd,
-    /// It runs guests.
+    /// The host runs guests.
     Hypervisor,
-    /// Both.
+    /// The host has OSDs and runs guests.
     Both,
 }
 
 /// A host.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Host {
-    /// Its name.
+    /// Name of the host.
     pub name: String,
-    /// What it does, if that is known.
+    /// Role of the host, if it is known.
     pub role: Option<Role>,
-    /// Its drives, each for itself.
+    /// Drives of the host, one entry for each drive.
     pub drives: Vec<Drive>,
 }
 
-/// What a drive stores data on.
+/// The media of a drive, and its interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// A disk that turns.
+    /// A rotating disk.
     Hdd,
     /// Flash behind SATA or SAS.
     Ssd,
@@ -121,56 +122,56 @@ pub enum Kind {
     Nvme,
 }
 
-/// A drive as it can be bought. What is `None` was not told.
+/// A drive as it can be bought. A field that is `None` was not given.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Product {
-    /// What it stores data on.
+    /// The media of the drive.
     pub kind: Option<Kind>,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// What its maker calls it.
+    /// Model, as its maker calls it.
     pub model: Option<String>,
-    /// Its write cache survives a power failure.
+    /// The write cache survives a power failure.
     pub protected: Option<bool>,
-    /// What `lab qualify` said of it.
+    /// Grade by `lab qualify`.
     pub grade: Option<Grade>,
     /// Synchronous 4 KiB writes per second of one writer.
     pub sync_write_iops: Option<f64>,
-    /// What it takes of synchronous writes of several writers, in bytes per second.
+    /// Bandwidth of synchronous writes of several writers, in bytes per second.
     pub sync_write_bytes_per_s: Option<f64>,
-    /// What it may be written in its life, in bytes.
+    /// Bytes that may be written to the drive in its life.
     pub endurance_bytes: Option<f64>,
-    /// What it costs, in the cluster's currency.
+    /// Price, in the cluster's currency.
     pub price: Option<f64>,
 }
 
 /// A drive of a host.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Drive {
-    /// What it is.
+    /// The drive as a product.
     pub product: Product,
-    /// Its node, such as `/dev/sda`, if it is known.
+    /// Device node, such as `/dev/sda`, if it is known.
     pub path: Option<String>,
-    /// How it is called in the advice.
+    /// Name of the drive in the advice.
     pub label: String,
-    /// What it is used for.
+    /// Use of the drive.
     pub state: State,
-    /// OSDs that have their data on it, or will have, from 1 to 16.
+    /// Number of OSDs that have or will have their data on the drive, from 1 to 16.
     pub osds: usize,
 }
 
-/// What a drive is used for.
+/// Use of a drive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// Nothing: what is on it may be lost.
+    /// The drive is free: its content may be lost.
     Free,
-    /// It holds the data of an OSD.
+    /// The drive holds the data of OSDs.
     Osd,
-    /// Something else, with what is known of it.
+    /// The drive has another use, with what is known of this use.
     InUse(String),
-    /// Nothing can be put on it, and why: it is read-only or zoned.
+    /// Nothing can be put on the drive, and why: it is read-only or zoned.
     Unfit(String),
-    /// Nobody has said.
+    /// The use was not given.
     Unknown,
 }
 
@@ -178,14 +179,14 @@ pub enum State {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub struct InventoryError {
-    /// Where in the text, in bytes, if it is one place.
+    /// Byte offset of the error in the text, if the error has one place.
     pub at: Option<usize>,
     /// What is wrong.
     pub why: String,
 }
 
 impl Kind {
-    /// As it is written in an inventory.
+    /// Name of the kind in an inventory.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Hdd => "hdd",
@@ -196,24 +197,24 @@ impl Kind {
 }
 
 impl Role {
-    /// It has OSDs.
+    /// The host has OSDs.
     pub fn has_osds(self) -> bool {
         matches!(self, Role::Osd | Role::Both)
     }
 
-    /// It runs guests.
+    /// The host runs guests.
     pub fn has_guests(self) -> bool {
         matches!(self, Role::Hypervisor | Role::Both)
     }
 }
 
 impl Host {
-    /// It is known to have OSDs.
+    /// The host is known to have OSDs.
     pub fn has_osds(&self) -> bool {
         self.role.is_some_and(Role::has_osds)
     }
 
-    /// It is known to run guests.
+    /// The host is known to run guests.
     pub fn has_guests(&self) -> bool {
         self.role.is_some_and(Role::has_guests)
     }
@@ -223,7 +224,7 @@ impl Inventory {
     /// Reads an inventory from TOML.
     ///
     /// # Errors
-    /// When the text is no inventory: the place, as far as it is one, and what is wrong.
+    /// When the text is no inventory: the place of the error, if it has one, and what is wrong.
     pub fn parse(text: &str) -> Result<Inventory, InventoryError> {
         let file: File = toml::from_str(text).map_err(|error| InventoryError {
             at: Some(error.span().map_or(0, |span| span.start)),
@@ -232,8 +233,8 @@ impl Inventory {
         file.checked().map_err(|why| InventoryError { at: None, why })
     }
 
-    /// The machine itself, as `lsblk` tells of it: its role, its workload and the quality of its SSDs are not known. What is no drive of
-    /// the machine is left out.
+    /// The inventory of the machine itself, from what `lsblk` reports. The role, the workload and
+    /// the quality of the SSDs are not known. A device that is no drive of the machine is left out.
     pub fn of_machine(devices: &[Real]) -> Inventory {
         let drives = devices.iter().filter(|device| device.no_drive.is_none());
         let host =
@@ -243,12 +244,12 @@ impl Inventory {
 }
 
 impl Drive {
-    /// The size of each OSD that has its data on it, in bytes.
+    /// Size of each OSD that has its data on the drive, in bytes.
     pub(super) fn osd_bytes(&self) -> u64 {
         self.product.bytes / self.osds as u64
     }
 
-    /// It is a logical volume, which is used whole.
+    /// The drive is a logical volume, which is used whole.
     pub(super) fn is_volume(&self) -> bool {
         self.path.as_deref().is_some_and(|path| node::node(path) == Node::Volume)
     }
@@ -258,7 +259,7 @@ impl Drive {
             (Some("nvme"), _) => Some(Kind::Nvme),
             (_, false) => Some(Kind::Ssd),
             (Some("sata" | "ata" | "sas"), true) => Some(Kind::Hdd),
-            // The kernel calls many virtual disks a disk that turns.
+            // The kernel reports many virtual disks as rotating disks.
             _ => None,
         };
         let product = Product {
@@ -278,7 +279,7 @@ impl Drive {
     }
 }
 
-/// The file as it is written.
+/// The inventory file, as it is written.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct File {
@@ -344,7 +345,7 @@ struct OfferEntry {
     price: Amount,
 }
 
-/// Years for which makers promise drive writes per day, where they promise nothing else.
+/// Years for which makers promise drive writes per day, if they promise nothing else.
 const WARRANTY_YEARS: f64 = 5.0;
 
 impl File {
@@ -389,7 +390,7 @@ impl HostEntry {
 }
 
 impl DriveEntry {
-    /// The drives of an entry, of which the first is the host's `number`-th.
+    /// The drives of an entry; the first drive is the host's drive number `number`, from 1.
     fn checked(self, number: usize) -> Result<Vec<Drive>, String> {
         let count = match (&self.paths, self.count) {
             (Some(paths), None) => paths.len(),
@@ -459,7 +460,8 @@ impl OfferEntry {
     }
 }
 
-/// What a drive may be written in its life, from terabytes or from drive writes per day.
+/// Bytes that may be written to a drive in its life, from terabytes written or from drive writes
+/// per day.
 fn endurance(tbw: Option<Amount>, dwpd: Option<Amount>, size: Bytes) -> Result<Option<f64>, String> {
     match (tbw, dwpd) {
         (Some(_), Some(_)) => Err("say tbw or dwpd, not both".into()),
@@ -469,7 +471,7 @@ fn endurance(tbw: Option<Amount>, dwpd: Option<Amount>, size: Bytes) -> Result<O
     }
 }
 
-/// Names stand in commands, so they have nothing in them that a shell would understand.
+/// Checks a name. Names appear in commands, so they must have no character that a shell interprets.
 fn plain(text: &str, what: &str, prefix: &str) -> Result<(), String> {
     let rest = text.strip_prefix(prefix).unwrap_or("");
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._:-/".contains(c);

@@ -1,4 +1,4 @@
-//! Which SSD of a host goes where, how large its parts are, and what is lost with it.
+//! Which SSD of a host goes where, how large its parts are, and what is lost with the SSD.
 
 use std::cmp::Reverse;
 
@@ -17,17 +17,19 @@ use super::verdict::{DEFERRED_BYTES_MAX, Effect, HostCopies, Placement, Verdict,
 use crate::qualify::Grade;
 
 const GIB: u64 = 1 << 30;
-/// Sizes that a database of an old release uses, and twice these, largest first, in GiB.
+/// Sizes that a database of an old release uses, and twice these sizes, largest first, in GiB.
 const STEPS_GIB: [u64; 6] = [600, 300, 60, 30, 6, 3];
-/// Below this a database is of no use, and the log stands by itself.
+/// Least size of a database in bytes. A smaller database is of no use, and the log stands by
+/// itself.
 const DB_BYTES_MIN: u64 = 3 * GIB;
-/// Size of a log that stands by itself.
+/// Size of a log that stands by itself, in bytes.
 const WAL_BYTES: u64 = 2 * GIB;
-/// Size of a journal.
+/// Size of a journal in bytes.
 const JOURNAL_BYTES: u64 = 5120 << 20;
-/// Most parts whose sizes are told one by one.
+/// Most parts whose sizes are always listed one by one. More parts are listed as a count and a size
+/// if they are alike.
 const SIZES_MAX: usize = 4;
-/// Room on an SSD that labels and metadata take.
+/// Bytes of an SSD that labels and metadata take.
 const LABELS_BYTES: u64 = GIB;
 
 /// What an OSD gets on an SSD.
@@ -35,70 +37,71 @@ const LABELS_BYTES: u64 = GIB;
 pub struct Share {
     /// The drive with the OSD's data.
     pub data: String,
-    /// The drive's node, if it is known and the drive is free.
+    /// Node of the drive with the data, if it is known and the drive is free.
     #[serde(skip)]
     pub path: Option<String>,
-    /// The drive holds an OSD already.
+    /// The drive with the data holds the OSD already.
     pub exists: bool,
-    /// Size of the data in bytes.
+    /// Size of the OSD's data in bytes.
     pub data_bytes: u64,
-    /// Size of its part of the SSD in bytes: database with log, log, or journal.
+    /// Size of the OSD's part of the SSD in bytes: database with log, log alone, or journal.
     pub part_bytes: u64,
 }
 
-/// An SSD in its place.
+/// An SSD with its place.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Placed {
-    /// What it becomes.
+    /// The place.
     pub placement: Placement,
     /// The SSD.
     pub drive: String,
-    /// Its size in bytes.
+    /// Size of the SSD in bytes.
     pub bytes: u64,
-    /// The OSDs that have a part of it; none on a hypervisor.
+    /// The OSDs that have a part of the SSD; none on a hypervisor.
     pub osds: Vec<Share>,
-    /// The parts are logs only, as no database fits.
+    /// Some parts are logs alone, because no database fits.
     pub wal_only: bool,
-    /// What is left of it as a cache under these OSDs, in bytes; 0 for none.
+    /// Bytes that are left of the SSD as a cache under these OSDs; 0 for none.
     pub cache_bytes: u64,
-    /// What has to be copied anew when the SSD is lost, in bytes, if its OSDs are full.
+    /// Bytes that have to be copied anew when the SSD is lost, if its OSDs are full.
     pub recover_bytes: u64,
-    /// What the guests' writes come to on it in a day, in bytes.
+    /// Bytes that guests' writes bring to the SSD in a day.
     pub written_per_day_bytes: Option<f64>,
-    /// For how many years its maker promises that.
+    /// Years for which the endurance that the maker promises lasts at this rate.
     pub years: Option<f64>,
-    /// What is to be known of it.
+    /// Advice on the SSD.
     pub advice: Vec<Advice>,
-    /// Commands that would do it. They are not run.
+    /// Commands that would put the SSD in its place. They are not run.
     pub commands: Vec<String>,
 }
 
-/// What becomes of a host's SSDs.
+/// The places of a host's SSDs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Layout {
     pub(super) placed: Vec<Placed>,
     pub(super) advice: Vec<Advice>,
-    /// What OSDs want a part of an SSD for, if they do.
+    /// What the OSDs need a part of an SSD for, if they need one.
     pub(super) osds_place: Option<Placement>,
-    /// What those OSDs have their data on.
+    /// Kind of the drives with the data of these OSDs.
     pub(super) osds_media: Option<Kind>,
-    /// OSDs of the host that want a part of an SSD.
+    /// Number of OSDs of the host that need a part of an SSD.
     pub(super) osds_wanting: usize,
-    /// Those of them for which there is no SSD.
+    /// Number of these OSDs for which there is no SSD.
     pub(super) osds_without: usize,
-    /// SSDs that might carry these, but whose synchronous bandwidth nobody has measured.
+    /// SSDs that might carry the OSDs without an SSD, but whose synchronous bandwidth was not
+    /// measured.
     pub(super) unmeasured: Vec<String>,
-    /// The OSDs are to have a cache, too.
+    /// The OSDs are to have a cache as well.
     pub(super) osds_cache: bool,
-    /// Size of the largest of them in bytes.
+    /// Size of the largest of these OSDs in bytes.
     pub(super) osd_bytes: u64,
-    /// Bytes that the largest of them wants.
+    /// Largest part that one of these OSDs needs, in bytes.
     pub(super) part_bytes: u64,
-    /// The hypervisor wants a cache and has none.
+    /// The hypervisor needs a cache and has no SSD for it.
     pub(super) host_without: bool,
 }
 
-/// What decides about the layout of every host.
+/// What decides the layout of every host.
 pub(super) struct Wanted<'a> {
     pub(super) inventory: &'a Inventory,
     pub(super) verdicts: &'a [Verdict],
@@ -125,33 +128,35 @@ impl Wanted<'_> {
         matches!(self.effect(Placement::Host, None), Effect::Helps | Effect::ReadsOnly)
     }
 
-    /// OSDs on these drives are to have a part of an SSD, and which.
+    /// The part of an SSD that OSDs on drives of this kind are to have, if any.
     fn osds(&self, media: Kind) -> Option<Placement> {
         let helps =
             |placement| matches!(self.effect(placement, Some(media)), Effect::Helps | Effect::WritesOnly);
         match (store(self.inventory), media) {
             (Store::Filestore, _) => helps(Placement::Journal).then_some(Placement::Journal),
-            // Ceph wants the databases of disks on an SSD whatever the workload is.
+            // Ceph's documentation puts the databases of disks on an SSD whatever the workload is.
             (Store::Bluestore, Kind::Hdd) => Some(Placement::DbWal),
             (Store::Bluestore, _) => helps(Placement::DbWal).then_some(Placement::DbWal),
         }
     }
 
-    /// OSDs on these drives are to have a cache, and nothing nearer to the guests comes before it.
+    /// OSDs on drives of this kind are to have a cache, and no place that is nearer to the guests
+    /// comes first.
     fn osd_cache(&self, media: Kind) -> bool {
         self.first == Some(Placement::OsdCache)
             && self.effect(Placement::OsdCache, Some(media)) == Effect::Helps
     }
 }
 
-/// Puts a host's SSDs into their places on both sides. The side that the workload wants first chooses first.
+/// Puts a host's SSDs into places on both sides. The side that is first for the workload takes its
+/// SSDs first.
 pub(super) fn lay_out(wanted: &Wanted<'_>, host: &Host) -> Layout {
     let host_first = wanted.first == Some(Placement::Host);
     let sides = if host_first { [Side::Host, Side::Osds] } else { [Side::Osds, Side::Host] };
     lay_out_on(wanted, host, &sides)
 }
 
-/// Puts a host's SSDs into the places of these sides, and of no other.
+/// Puts a host's SSDs into places on these sides only.
 pub(super) fn lay_out_on(wanted: &Wanted<'_>, host: &Host, sides: &[Side]) -> Layout {
     let mut layout = Layout::default();
     let mut ssds = usable(host);
@@ -180,7 +185,8 @@ fn place_host_cache(wanted: &Wanted<'_>, host: &Host, ssds: &mut Vec<usize>, lay
     }
     let set = wanted.inventory.workload.working_set.map_or(0, |set| set.get());
     let product = |index: usize| &host.drives[index].product;
-    // Of the best grade the smallest that holds the set: the larger ones are left for other places.
+    // Of the SSDs that hold the working set, the smallest one of the best grade: larger SSDs are
+    // left for other places.
     let holding = ssds.iter().copied().filter(|&index| set > 0 && product(index).bytes >= set);
     let smallest = holding.min_by_key(|&index| (Reverse(product(index).grade()), product(index).bytes));
     let largest = ssds.iter().copied().max_by_key(|&index| product(index).bytes);
@@ -230,13 +236,13 @@ fn host_cache(inventory: &Inventory, drive: &Drive, set: u64) -> Placed {
     placed
 }
 
-/// What guests' writes come to on the SSD of a hypervisor in a day, if it can be told.
+/// Bytes that guests' writes bring to the SSD of a hypervisor in a day, if this is known.
 pub(super) fn written_on_host(inventory: &Inventory) -> Option<f64> {
     let copies = if host_copies(inventory) == HostCopies::Two { 2.0 } else { 1.0 };
     inventory.workload.written_per_day.map(|bytes| bytes.get() as f64 * copies)
 }
 
-/// What is to be said of an SSD's grade.
+/// Advice on the grade of an SSD, if there is any.
 fn graded(drive: &Drive) -> Option<Advice> {
     let text = match drive.product.grade() {
         None => "it has no grade: qualify it before anything is put on it",
@@ -246,7 +252,8 @@ fn graded(drive: &Drive) -> Option<Advice> {
     Some(Advice::new(text, &[GRADE]))
 }
 
-/// For each OSD of a host, the drive that holds its data or will hold it, if it is of the kind `media`.
+/// For each OSD of a host, the drive that holds or will hold the OSD's data, if the drive is of the
+/// kind `media`.
 fn data_drives(host: &Host, media: Kind) -> Vec<&Drive> {
     let holds = |drive: &&Drive| {
         let free_disk = media == Kind::Hdd && drive.state == State::Free;
@@ -265,7 +272,7 @@ fn place_under_osds(wanted: &Wanted<'_>, host: &Host, ssds: &mut Vec<usize>, lay
     layout.osd_bytes = osds.iter().map(|osd| osd.osd_bytes()).max().unwrap_or(0);
     let (_, percent) = db_percents(wanted.inventory);
     layout.part_bytes = osds.iter().map(|osd| part_wanted(placement, osd, percent)).max().unwrap_or(0);
-    // In front of SSDs only something faster is of use.
+    // In front of SSDs only a faster drive is of use.
     let chosen: Vec<usize> =
         ssds.iter().copied().filter(|&index| host.drives[index].product.kind > Some(media)).collect();
     if media != Kind::Hdd && chosen.len() < ssds.len() {
@@ -305,7 +312,8 @@ fn place_under_osds(wanted: &Wanted<'_>, host: &Host, ssds: &mut Vec<usize>, lay
     }
 }
 
-/// Most OSDs that an SSD carries, by what it is and by its size.
+/// Most OSDs that an SSD carries, by its kind, grade and bandwidth, and by its size. A logical
+/// volume carries at most one.
 fn carried(ssd: &Drive, placement: Placement) -> usize {
     let least_bytes = if placement == Placement::Journal { JOURNAL_BYTES } else { WAL_BYTES };
     let by_size = ssd.product.bytes.saturating_sub(LABELS_BYTES) / least_bytes;
@@ -315,7 +323,8 @@ fn carried(ssd: &Drive, placement: Placement) -> usize {
     ssd.product.osds_max().min(usize::try_from(by_size).unwrap_or(usize::MAX))
 }
 
-/// What an OSD wants of an SSD, in bytes, if its database is so many percent of it.
+/// Bytes of an SSD that an OSD needs. A database is `percent` percent of its OSD, and at least
+/// [`DB_BYTES_MIN`], in whole GiB.
 fn part_wanted(placement: Placement, osd: &Drive, percent: u64) -> u64 {
     match placement {
         Placement::Journal => JOURNAL_BYTES,
@@ -323,7 +332,7 @@ fn part_wanted(placement: Placement, osd: &Drive, percent: u64) -> u64 {
     }
 }
 
-/// The least and the most percent of an OSD that its database wants.
+/// The least and the most percent of an OSD that its database needs.
 fn db_percents(inventory: &Inventory) -> (u64, u64) {
     match inventory.cluster.usage {
         Some(Usage::Rgw) => (4, 4),
@@ -331,7 +340,7 @@ fn db_percents(inventory: &Inventory) -> (u64, u64) {
     }
 }
 
-/// What a part is called.
+/// Name of a part.
 pub(super) fn part_name(placement: Placement) -> &'static str {
     if placement == Placement::Journal { "journal" } else { "database" }
 }
@@ -348,7 +357,7 @@ fn under_osds(
     let mut placed = Placed::new(placement, ssd);
     let share_bytes = ssd.product.bytes.saturating_sub(LABELS_BYTES) / osds.len() as u64 / GIB * GIB;
     let (least, most) = db_percents(inventory);
-    // A cache beside the databases wants the room that they can do without.
+    // A cache beside the databases takes the room that the databases can do without.
     let percent = if with_cache { least } else { most };
     let part = |osd: &&Drive| {
         let wanted_bytes = part_wanted(placement, osd, percent);
@@ -383,7 +392,8 @@ fn under_osds(
     placed
 }
 
-/// The size of an OSD's part of an SSD of which it can have `share_bytes`, and whether it is a log only.
+/// Size of an OSD's part of an SSD, of which at most `share_bytes` are for this OSD, and whether
+/// the part is a log alone.
 fn part_bytes(
     inventory: &Inventory,
     placement: Placement,
@@ -402,7 +412,8 @@ fn part_bytes(
     (step.filter(|_| steps).unwrap_or(bytes), false)
 }
 
-/// The sizes of parts: of each OSD, or in sum where there are many that are alike.
+/// Sizes of parts in words: of each OSD, or as a count and a size where there are many parts that
+/// are alike.
 fn part_sizes(osds: &[Share]) -> String {
     let alike = osds.windows(2).all(|pair| pair[0].part_bytes == pair[1].part_bytes);
     if osds.len() > SIZES_MAX && alike {
@@ -463,7 +474,7 @@ fn failure_domain(inventory: &Inventory, host: &Host, placed: &Placed) -> Vec<Ad
     advice
 }
 
-/// Gives what is left of an SSD to a cache under its OSDs.
+/// Uses what is left of an SSD for a cache under its OSDs.
 fn add_cache(placed: &mut Placed) {
     let parts: u64 = placed.osds.iter().map(|osd| osd.part_bytes).sum();
     let left = placed.bytes.saturating_sub(parts + LABELS_BYTES) / GIB * GIB;
@@ -486,19 +497,20 @@ fn add_cache(placed: &mut Placed) {
     }
 }
 
-/// What guests' writes come to on an SSD under OSDs in a day, if it can be told.
+/// Bytes that guests' writes bring to an SSD under OSDs in a day, if this is known.
 fn written_under_osds(inventory: &Inventory, placed: &Placed) -> Option<f64> {
     let through = placed.cache_bytes > 0 || writes_through(inventory, placed.placement);
     written_per_osd_byte(inventory).filter(|_| through).map(|written| written * placed.recover_bytes as f64)
 }
 
-/// What guests write goes through such a part of an SSD, not metadata alone.
+/// The data that guests write goes through such a part of an SSD, and not metadata alone.
 pub(super) fn writes_through(inventory: &Inventory, placement: Placement) -> bool {
     let small = inventory.workload.block_size.is_some_and(|size| size.get() <= DEFERRED_BYTES_MAX);
     placement == Placement::Journal || small
 }
 
-/// What guests write to all OSDs in a day, with all copies, for each byte of the OSDs' size, if it can be told.
+/// Bytes that guests write to all OSDs in a day, with all copies, for each byte of the OSDs' size.
+/// None if this is not known.
 pub(super) fn written_per_osd_byte(inventory: &Inventory) -> Option<f64> {
     let guests = inventory.hosts.iter().filter(|host| host.has_guests()).count() as f64;
     let written = inventory.workload.written_per_day?.get() as f64 * guests;
@@ -511,7 +523,7 @@ pub(super) fn written_per_osd_byte(inventory: &Inventory) -> Option<f64> {
     (guests > 0.0 && all > 0).then(|| written * copies / all as f64)
 }
 
-/// For how many years an endurance lasts, if so many bytes are written in a day.
+/// Years for which an endurance lasts at this rate of writes. None without writes.
 pub(super) fn years(endurance_bytes: f64, written_per_day_bytes: f64) -> Option<f64> {
     (written_per_day_bytes > 0.0).then(|| endurance_bytes / written_per_day_bytes / 365.0)
 }
@@ -533,7 +545,7 @@ impl Placed {
         }
     }
 
-    /// Adds what is known of the SSD's life when so many bytes are written to it in a day.
+    /// Adds what is known of the SSD's life when `written` bytes are written to it in a day.
     fn wear(&mut self, drive: &Drive, written: Option<f64>) {
         let Some(written) = written.filter(|&written| written > 0.0) else { return };
         self.written_per_day_bytes = Some(written);

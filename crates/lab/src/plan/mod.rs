@@ -1,7 +1,9 @@
-//! Where the SSDs of a cluster should go: advice from an inventory, each line with the rule that it follows from.
+//! Where the SSDs of a cluster should go: advice from an inventory, each line with the rules from
+//! which it follows.
 //!
-//! Everything here is a function of the [`Inventory`] and of results that were measured before. Nothing is measured, nothing is run,
-//! nothing is guessed: what the inventory does not tell is said to be missing.
+//! Everything here is a function of the [`Inventory`] and of results that were measured before.
+//! Nothing is measured, nothing is run, nothing is guessed. What the inventory does not give is
+//! listed as missing.
 
 mod answer;
 mod bill;
@@ -36,54 +38,55 @@ use layout::{Layout, Wanted};
 pub struct Plan {
     /// The plan in one sentence.
     pub answer: String,
-    /// What the verdicts hold for.
+    /// The conditions for which the verdicts hold.
     pub key: Key,
-    /// Where an SSD does most; `None` where too little is known.
+    /// The place where an SSD helps most; `None` where too little is known, or where no place
+    /// helps.
     pub first: Option<Placement>,
-    /// What an SSD does in each place.
+    /// The effect of an SSD in each place.
     pub verdicts: Vec<Verdict>,
-    /// The places side by side: how many SSDs each takes if they stand there alone, what they cost, how long they last, and what is lost
-    /// with one.
+    /// The places side by side: how many SSDs each place takes if the SSDs stand there alone, what
+    /// they cost, how long they last, and what is lost with one of them.
     pub bills: Vec<Bill>,
-    /// What prices are in, if that was told.
+    /// Currency of the prices, if it was given.
     pub currency: Option<String>,
-    /// What becomes of each host's SSDs.
+    /// The places of each host's SSDs.
     pub hosts: Vec<HostPlan>,
     /// SSDs that are not used.
     pub refused: Vec<Refused>,
-    /// Files with results of which none was measured under these conditions.
+    /// Files in which no results were measured under these conditions.
     pub unmatched: Vec<String>,
-    /// What the inventory does not tell and the advice depends on.
+    /// What the inventory does not give, although the advice depends on it.
     pub missing: Vec<String>,
     /// The rules that are cited.
     pub rules: Vec<Rule>,
 }
 
-/// What becomes of a host's SSDs.
+/// The places of a host's SSDs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct HostPlan {
-    /// The host.
+    /// Name of the host.
     pub name: String,
-    /// What it does, if that is known.
+    /// Role of the host, if it is known.
     pub role: Option<Role>,
-    /// Its SSDs that have a place.
+    /// The host's SSDs that have a place.
     pub placed: Vec<Placed>,
-    /// What else is to be known of it.
+    /// Further advice on the host.
     pub advice: Vec<Advice>,
 }
 
 /// An SSD that is not used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Refused {
-    /// The host that has it; `None` for an offer.
+    /// The host that has the SSD; `None` for an offer.
     pub host: Option<String>,
-    /// The drive.
+    /// The drive, or the offer.
     pub drive: String,
-    /// Why not.
+    /// Why the SSD is not used.
     pub why: Advice,
 }
 
-/// Makes the plan for an inventory, with what was measured under conditions like its own.
+/// Makes the plan for an inventory. `evidence` holds results that were measured before.
 pub fn plan(inventory: &Inventory, evidence: &[Evidence]) -> Plan {
     let key = Key::of(inventory);
     let mut verdicts = verdict::verdicts(inventory, &key);
@@ -133,7 +136,7 @@ impl Plan {
     }
 
     fn cites(&self, id: &str) -> bool {
-        // What the verdicts hold for is told above all of them.
+        // The conditions stand above all verdicts, so their rule is cited in any case.
         id == rules::KEY.id || self.advice().any(|advice| advice.rules.contains(&id))
     }
 }
@@ -160,7 +163,7 @@ fn refused(inventory: &Inventory) -> Vec<Refused> {
     refused
 }
 
-/// What the inventory does not tell and the advice depends on.
+/// What the inventory does not give, although the advice depends on it.
 fn missing(inventory: &Inventory, key: &Key, bills: &[Bill], layouts: &[Layout]) -> Vec<String> {
     let Inventory { cluster, workload, hosts, .. } = inventory;
     let osds = hosts.iter().any(Host::has_osds);
@@ -217,7 +220,7 @@ mod tests {
         Inventory::parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
     }
 
-    /// The plan for an inventory, which keeps what every plan has to keep.
+    /// Makes the plan for an inventory, and checks what has to hold for every plan.
     pub(super) fn plan_of(text: &str) -> Plan {
         let inventory = inventory(text);
         let plan = plan(&inventory, &[]);
@@ -238,7 +241,7 @@ mod tests {
         plan
     }
 
-    /// A product that is protected and good.
+    /// A product with power-loss protection and a good grade.
     pub(super) fn product(kind: Kind, bytes: u64) -> Product {
         Product {
             kind: Some(kind),
@@ -253,7 +256,7 @@ mod tests {
         }
     }
 
-    /// A drive that is protected and good.
+    /// A drive with power-loss protection and a good grade.
     pub(super) fn drive(kind: Kind, bytes: u64, path: &str, state: State) -> Drive {
         Drive { product: product(kind, bytes), path: Some(path.into()), label: path.into(), state, osds: 1 }
     }

@@ -1,17 +1,19 @@
-//! What the name of a device node tells: a drive, a part of one, or a logical volume.
+//! What the name of a device node says: a drive, a part of a drive, or a logical volume.
 
 /// What a device node stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Node {
     /// A whole drive: it can get a partition table.
     Drive,
-    /// A partition, or what may be one: it is used whole, or divided by LVM. The drive that it lies on is not touched.
+    /// A partition, or a node that may be a partition: it is used whole, or divided by LVM. The
+    /// drive under it is not touched.
     Partition,
     /// A logical volume: it is used whole.
     Volume,
 }
 
-/// What the node at `path` stands for. A name that tells nothing counts as a partition, so that no partition table is written to it.
+/// What the node at `path` stands for. A name that says nothing counts as a partition, so that no
+/// partition table is written to the node.
 pub(super) fn node(path: &str) -> Node {
     let name = path.strip_prefix("/dev/").unwrap_or(path);
     match name.split('/').collect::<Vec<_>>()[..] {
@@ -27,7 +29,7 @@ pub(super) fn node(path: &str) -> Node {
     }
 }
 
-/// What a device of this name of the kernel's is.
+/// What a device with this kernel name is.
 fn kernel_node(name: &str) -> Node {
     let letters = |prefix: &str| {
         let rest = name.strip_prefix(prefix);
@@ -42,17 +44,18 @@ fn kernel_node(name: &str) -> Node {
     if name.strip_prefix("dm-").is_some_and(is_number) { Node::Volume } else { Node::Partition }
 }
 
-/// A link that is made of what a drive tells of itself, and not of what it holds.
+/// The link is made of the identity of a drive, and not of what the drive holds.
 fn is_id_of_drive(link: &str) -> bool {
     ["ata-", "nvme-", "sas-", "scsi-", "virtio-", "wwn-"].iter().any(|prefix| link.starts_with(prefix))
 }
 
-/// A link to a partition, as udev names it: `wwn-0x5-part2`.
+/// The link is to a partition, as udev names it: `wwn-0x5-part2`.
 fn is_part(link: &str) -> bool {
     link.rsplit_once("-part").is_some_and(|(_, number)| is_number(number))
 }
 
-/// A multipath map under the name that multipathd gives it: `mpatha`, or the number of the disk.
+/// The map is a multipath map under the name that multipathd gives it: `mpatha`, or the number of
+/// the disk.
 fn is_multipath(map: &str) -> bool {
     let named = map.strip_prefix("mpath");
     named.is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_lowercase()))

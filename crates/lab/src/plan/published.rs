@@ -1,4 +1,5 @@
-//! The hardware and the workloads of what was published: the plan says of each what the publication says.
+//! Hardware and workloads of publications: for each of them the plan says what the publication
+//! says.
 
 use super::tests::plan_of;
 use super::*;
@@ -13,13 +14,13 @@ fn effect(plan: &Plan, placement: Placement) -> Effect {
     plan.verdicts.iter().find(|verdict| verdict.placement == placement).expect("a verdict").effect
 }
 
-/// The inventory with another value in one of its lines.
+/// The inventory with one of its lines replaced.
 fn with(text: &str, line: &str, other: &str) -> String {
     assert!(text.contains(line), "{line}");
     text.replacen(line, other, 1)
 }
 
-/// OSDs on each SSD that has a place, and OSDs of which the plan says that there is no SSD for them.
+/// Number of OSDs on each SSD that has a place, and whether the plan says that OSDs have no SSD.
 fn osds(plan: &Plan) -> (Vec<usize>, bool) {
     let placed = plan.hosts.iter().flat_map(|host| &host.placed);
     let without = plan.advice().any(|advice| advice.text.contains("have no SSD"));

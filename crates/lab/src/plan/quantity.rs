@@ -1,11 +1,12 @@
-//! Numbers of an inventory as people write them.
+//! Numbers in an inventory, as people write them.
 
 use std::fmt;
 
 use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// The suffixes of a size with their bytes. Drives are sold by powers of ten, requests are powers of two.
+/// Suffixes of a size with their bytes. Drives are sold by powers of ten; requests are powers of
+/// two.
 const SUFFIXES: [(&str, u64); 8] = [
     ("TiB", 1 << 40),
     ("GiB", 1 << 30),
@@ -16,11 +17,12 @@ const SUFFIXES: [(&str, u64); 8] = [
     ("MB", 1_000_000),
     ("kB", 1_000),
 ];
-/// Largest size, far above any drive, so that sums of sizes stay numbers.
+/// Largest size in bytes: far above any drive, and small enough that the sizes of one host's drives
+/// can be added up.
 const BYTES_MAX: u64 = 1 << 52;
-/// Largest duration, a week.
+/// Largest duration in milliseconds: one week.
 const MILLIS_MAX: u64 = 7 * 24 * 3_600_000;
-/// Ceph's releases by their names.
+/// Names of Ceph's releases, with their first numbers.
 const NAMES: [(&str, u32); 12] = [
     ("hammer", 9),
     ("jewel", 10),
@@ -52,7 +54,7 @@ pub struct Percent(u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Positive(u64);
 
-/// A number that is not negative: a price, or an endurance.
+/// A number that is not negative, such as a price or an endurance.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
 pub struct Amount(f64);
 
@@ -61,7 +63,7 @@ pub struct Amount(f64);
 pub struct Release {
     /// The first number.
     pub major: u32,
-    /// The third number, if it was told.
+    /// The third number, if it was given.
     pub patch: Option<u32>,
 }
 
@@ -106,8 +108,9 @@ impl Release {
         self.major < 14 || (self.major == 14 && self.patch.is_some_and(|patch| patch < 8))
     }
 
-    /// Databases of this release use sizes of 3, 30 and 300 GiB only. Where the last number is not told it may be
-    /// a later one that does better.
+    /// Databases of this release use sizes of 3, 30 and 300 GiB only. For releases 14 and 15
+    /// without a third number the answer is true, although later patches of these releases use
+    /// other sizes.
     pub fn has_steps(self) -> bool {
         match self.major {
             14 => self.patch.is_none_or(|patch| patch < 12),
@@ -127,7 +130,7 @@ impl fmt::Display for Millis {
     }
 }
 
-/// A size for people: drives are known by powers of ten.
+/// A size in words, in powers of ten, by which drives are known.
 pub fn decimal(bytes: u64) -> String {
     for (suffix, unit) in [("TB", 1_000_000_000_000_u64), ("GB", 1_000_000_000), ("MB", 1_000_000)] {
         if bytes >= unit {
@@ -141,12 +144,12 @@ pub fn decimal(bytes: u64) -> String {
     format!("{bytes} bytes")
 }
 
-/// Years for people.
+/// Years in words.
 pub fn lasting(years: f64) -> String {
     if years >= 100.0 { "a century".into() } else { format!("{years:.1} years") }
 }
 
-/// A size for people in powers of two: requests and partitions.
+/// A size in words, in powers of two, as for requests and partitions.
 pub fn binary(bytes: u64) -> String {
     for (suffix, unit) in &SUFFIXES[..4] {
         if bytes >= *unit && bytes.is_multiple_of(*unit) {
@@ -186,14 +189,14 @@ fn release_of(text: &str) -> Option<Release> {
     }
     let parts: Option<Vec<u32>> = text.split('.').map(|part| part.parse().ok()).collect();
     let parts = parts.filter(|parts| parts.len() <= 3 && (1..100).contains(&parts[0]))?;
-    // The second number of a stable release is 2; before that it is one of development.
+    // The second number has no effect: it is 2 in a stable release, and less in one of development.
     let patch = parts.get(2).copied();
     Some(Release { major: parts[0], patch })
 }
 
-/// What a text or a number in the file becomes, or why not.
+/// Makes a value from a text or a number in the file, or says why not.
 trait FromToml: Sized {
-    /// What would be right.
+    /// What a correct value looks like.
     const EXPECTED: &'static str;
 
     fn text(_: &str) -> Result<Self, String> {

@@ -1,4 +1,4 @@
-//! The rules behind the advice, each with where it comes from.
+//! The rules behind the advice, each with its source.
 
 use serde::Serialize;
 
@@ -7,16 +7,17 @@ use serde::Serialize;
 pub struct Rule {
     /// Short name, which lines of advice cite.
     pub id: &'static str,
-    /// What it says, in one line.
+    /// What the rule says, in one line.
     pub statement: &'static str,
-    /// Where it comes from: a page of a documentation, a published measurement by its subject, or the lab.
+    /// Source of the rule: a page of a documentation, a published measurement by its subject, or
+    /// the lab.
     pub source: &'static str,
 }
 
 /// A line of advice, with the rules that it follows from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Advice {
-    /// What is advised or told, in one sentence.
+    /// What is advised or stated, in one sentence.
     pub text: String,
     /// The ids of the rules; never empty.
     pub rules: Vec<&'static str>,

@@ -1,4 +1,4 @@
-//! What an SSD does in each place, for one workload.
+//! The effect of an SSD in each place, for one workload.
 
 use serde::Serialize;
 
@@ -15,24 +15,24 @@ use super::rules::{
 pub(super) const DEFERRED_BYTES_MAX: u64 = 64 << 10;
 /// Largest block for which what was published at 4 KiB is taken to hold, in bytes.
 const SMALL_BYTES_MAX: u64 = 16 << 10;
-/// Share of reads from which on a cache that speeds up reads alone comes first.
+/// Share of reads in percent from which on a cache that speeds up reads alone comes first.
 const MOSTLY_READS_PERCENT: u64 = 50;
 
-/// Where an SSD can go.
+/// A place where an SSD can go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
-    /// Into the hypervisor, under Tidepool.
+    /// In the hypervisor, under Tidepool.
     Host,
-    /// Into the OSD's server, for database and log of BlueStore.
+    /// In the OSD's server, for database and log of BlueStore.
     DbWal,
-    /// Into the OSD's server, for the journal of FileStore.
+    /// In the OSD's server, for the journal of FileStore.
     Journal,
-    /// Into the OSD's server, as a cache under the OSD: bcache, Open CAS, Tidepool.
+    /// In the OSD's server, as a cache under the OSD: bcache, Open CAS, Tidepool.
     OsdCache,
 }
 
-/// What an SSD does there.
+/// Effect of an SSD in a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Effect {
@@ -42,11 +42,11 @@ pub enum Effect {
     ReadsOnly,
     /// Writes become faster, reads do not.
     WritesOnly,
-    /// Little for this workload.
+    /// Little gain for this workload.
     Little,
-    /// Nothing, or it cannot be done.
+    /// No gain, or the place is not possible.
     No,
-    /// Neither published nor told: to be measured.
+    /// The effect was not published, or too little was given: it has to be measured.
     NotKnown,
 }
 
@@ -55,13 +55,14 @@ pub enum Effect {
 pub struct Verdict {
     /// The place.
     pub placement: Placement,
-    /// What the OSDs' data is on; `None` for the hypervisor, and where it is not known.
+    /// Kind of the drives with the OSDs' data; `None` for the hypervisor, and where it is not
+    /// known.
     pub media: Option<Kind>,
-    /// What an SSD does there.
+    /// Effect of an SSD in the place.
     pub effect: Effect,
-    /// Why.
+    /// The reasons.
     pub advice: Vec<Advice>,
-    /// What was measured of it under these conditions.
+    /// Measurements of the place under these conditions.
     pub measured: Vec<Measured>,
 }
 
@@ -71,21 +72,21 @@ impl Verdict {
     }
 }
 
-/// What a verdict holds for. What is `None` was not told.
+/// The conditions for which a verdict holds. A field that is `None` was not given.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Key {
     /// Size of most requests in bytes.
     pub block_bytes: Option<u64>,
     /// Share of reads in percent.
     pub read_percent: Option<u64>,
-    /// Requests of a volume in flight.
+    /// Requests in flight of a volume.
     pub queue_depth: Option<u64>,
-    /// What the OSDs' data is on, the slowest first.
+    /// Kinds of the drives with the OSDs' data, the slowest first.
     pub media: Vec<Kind>,
 }
 
 impl Key {
-    /// What verdicts on this inventory hold for.
+    /// The conditions for which verdicts on this inventory hold.
     pub(super) fn of(inventory: &Inventory) -> Key {
         let mut media: Vec<Kind> =
             inventory.hosts.iter().filter(|host| host.has_osds()).filter_map(media).collect();
@@ -101,7 +102,8 @@ impl Key {
     }
 }
 
-/// What a host's OSDs have their data on: its disks if it has some, else the SSDs that hold OSDs.
+/// Kind of the drives with the data of a host's OSDs: its disks if any of them is free or holds
+/// OSDs, otherwise the SSDs that hold OSDs.
 pub(super) fn media(host: &Host) -> Option<Kind> {
     let data = host.drives.iter().filter(|drive| {
         drive.state == State::Osd || (drive.product.kind == Some(Kind::Hdd) && drive.state == State::Free)
@@ -109,13 +111,14 @@ pub(super) fn media(host: &Host) -> Option<Kind> {
     data.filter_map(|drive| drive.product.kind).min()
 }
 
-/// How OSDs store objects: as told, else as the release does by default.
+/// How OSDs store objects: as given, otherwise as the release does by default.
 pub(super) fn store(inventory: &Inventory) -> Store {
     let old = inventory.cluster.ceph.is_some_and(|release| release.major < 12);
     inventory.cluster.objectstore.unwrap_or(if old { Store::Filestore } else { Store::Bluestore })
 }
 
-/// The verdicts: on the hypervisor once, on places in the OSDs' servers for each kind of drives with data.
+/// The verdicts: one on the hypervisor, and one on each place in the OSDs' servers for each kind of
+/// drives with data.
 pub(super) fn verdicts(inventory: &Inventory, key: &Key) -> Vec<Verdict> {
     let mut verdicts = vec![host(inventory, key)];
     for &media in &key.media {
@@ -126,7 +129,7 @@ pub(super) fn verdicts(inventory: &Inventory, key: &Key) -> Vec<Verdict> {
     verdicts
 }
 
-/// Says of places of which nothing is known that they are to be measured.
+/// Adds to each verdict with an unknown effect that the place is to be measured.
 pub(super) fn ask_to_measure(verdicts: &mut [Verdict]) {
     for verdict in verdicts.iter_mut().filter(|verdict| verdict.effect == Effect::NotKnown) {
         let text = "not known for this workload: measure it before you buy";
@@ -134,7 +137,8 @@ pub(super) fn ask_to_measure(verdicts: &mut [Verdict]) {
     }
 }
 
-/// The place where an SSD does most for this workload; `None` where too little is known or nothing helps.
+/// The place where an SSD helps most for this workload; `None` where too little is known or nothing
+/// helps.
 pub(super) fn first(key: &Key, verdicts: &[Verdict]) -> Option<Placement> {
     let effect = |placement| {
         let media = key.media.first().copied();
@@ -159,13 +163,14 @@ pub(super) fn first(key: &Key, verdicts: &[Verdict]) -> Option<Placement> {
 pub(super) enum HostCopies {
     /// On the SSDs of two hypervisors.
     Two,
-    /// On one SSD; so much may be lost with it.
+    /// On one SSD; writes of up to this time may be lost with it.
     One(Millis),
-    /// Only in the cluster: write-through.
+    /// In the cluster alone: write-through.
     None,
 }
 
-/// How caches on the hypervisors of an inventory keep writes: as the loss allows that it accepts, or not.
+/// How caches on the hypervisors of an inventory keep writes: on one SSD if a loss is accepted,
+/// otherwise on two hypervisors if there are several, otherwise in the cluster alone.
 pub(super) fn host_copies(inventory: &Inventory) -> HostCopies {
     match inventory.workload.accept_loss.filter(|loss| loss.get() > 0) {
         Some(loss) => HostCopies::One(loss),
@@ -349,7 +354,8 @@ mod tests {
     use super::super::tests::inventory;
     use super::*;
 
-    /// The effect of each place in order, and which comes first, on a cluster with `[cluster]` and `[workload]`.
+    /// The effect of each place in order, and the place that comes first, on a cluster with these
+    /// lines of `[cluster]` and `[workload]`.
     fn effects(osd: &str, cluster: &str, workload: &str) -> (Vec<Effect>, Option<Placement>) {
         let inventory = inventory(&format!(
             "[cluster]\n{cluster}\n[workload]\n{workload}\n[[host]]\nname = \"a\"\nrole = \"osd\"\n\

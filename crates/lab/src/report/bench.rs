@@ -1,4 +1,5 @@
-//! What `rados bench` tells, as it is published: the bandwidth and the latency of each placement, with what they lie between.
+//! Figures of `rados bench` in the form in which they are published: bandwidth and latency of each
+//! placement, each with its largest and smallest value.
 
 use maud::{Markup, html};
 
@@ -9,15 +10,15 @@ use crate::stats::{self, Setting};
 use crate::suite::{Tool, Workload};
 use crate::words;
 
-/// The unit of bandwidths, in bytes: what rados bench calls a MB.
+/// Bytes of the unit of bandwidths, which rados bench calls a MB.
 const MIB: f64 = (1u64 << 20) as f64;
 
-/// Whether the suite has such a workload.
+/// The suite has a workload of rados bench.
 pub(super) fn is_there(page: &Page<'_>) -> bool {
     page.results.suite.workloads.iter().any(|workload| workload.tool == Tool::RadosBench)
 }
 
-/// A table for each of these workloads.
+/// One table for each workload of rados bench.
 pub(super) fn section(page: &Page<'_>) -> Markup {
     let workloads = page.results.suite.workloads.iter().filter(|found| found.tool == Tool::RadosBench);
     html! {
@@ -52,7 +53,7 @@ fn table(page: &Page<'_>, workload: &Workload) -> Markup {
     }
 }
 
-/// What the runs of a placement at one load come to.
+/// The row of a placement at one load. None if no run with such figures counts.
 fn row(page: &Page<'_>, placement: &str, setting: &Setting) -> Option<Vec<Markup>> {
     let runs = stats::runs(page.results, placement, setting);
     let counted = runs.into_iter().filter(|run| stats::objections(run).is_empty());
@@ -77,7 +78,8 @@ fn row(page: &Page<'_>, placement: &str, setting: &Setting) -> Option<Vec<Markup
     Some(texts.into_iter().map(|text| html! { (text) }).collect())
 }
 
-/// The geometric mean of the means of runs, as everywhere, and what all of them lie between.
+/// The geometric mean of the means of all runs, with the largest and the smallest value of all
+/// runs.
 fn together(spreads: impl Iterator<Item = Spread> + Clone) -> Spread {
     let count = spreads.clone().count().max(1) as f64;
     Spread {
@@ -87,7 +89,7 @@ fn together(spreads: impl Iterator<Item = Spread> + Clone) -> Spread {
     }
 }
 
-/// A load in words, with what differs between the settings of a suite.
+/// A load in words, with the conditions that differ between the settings of the suite.
 fn load(page: &Page<'_>, setting: &Setting) -> String {
     let ground = &page.results.suite.ground;
     let mut parts =
@@ -112,7 +114,8 @@ mod tests {
     use crate::synthetic;
     use crate::verdict::verdict;
 
-    /// Results of objects of 4 MiB that were written, so many of them each second of a repeat.
+    /// Results of a workload that writes objects of 4 MiB; each figure is the objects per second of
+    /// a repeat.
     fn results() -> Results {
         let mut results = synthetic::results(&[
             ("bluestore-colocated", &[10.0, 10.2, 9.8]),

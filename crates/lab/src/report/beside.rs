@@ -1,4 +1,5 @@
-//! Other numbers of copies, and neighbours of the clients, beside the ground's own point.
+//! Measurements with other numbers of copies, or other neighbours of the clients, than the
+//! ground's.
 
 use maud::{Markup, html};
 
@@ -7,7 +8,7 @@ use super::stack::{Kind, stack};
 use super::tables::finding;
 use crate::words;
 
-/// A row for each placement at each point.
+/// One row for each placement at each point.
 pub(super) fn section(page: &Page<'_>) -> Markup {
     let ground = &page.results.suite.ground;
     let columns = [

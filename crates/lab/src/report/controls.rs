@@ -1,4 +1,4 @@
-//! Controls, bounds, and what limited runs from outside.
+//! Controls, bounds, and runs that were limited from outside of the placement.
 
 use maud::{Markup, html};
 
@@ -10,7 +10,7 @@ use crate::stats::Finding;
 use crate::verdict::{Bounded, Control};
 use crate::words;
 
-/// The row of a placement beside its bound.
+/// The row of a placement with its bound.
 fn bound(bounded: &Bounded) -> Vec<Markup> {
     let (class, finding) = if bounded.rig_fault { ("no", "fault of the rig") } else { ("dim", "–") };
     vec![
@@ -22,7 +22,7 @@ fn bound(bounded: &Bounded) -> Vec<Markup> {
     ]
 }
 
-/// What has to come out as equal, what bounds placements, and what holds in one direction only.
+/// The controls, the bounds, and the runs whose figures hold in one direction only.
 pub(super) fn section(page: &Page<'_>) -> Markup {
     let results = page.results;
     let controls = &page.verdict.controls;

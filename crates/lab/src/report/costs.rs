@@ -1,4 +1,4 @@
-//! What placements cost in SSDs, and in money if somebody says what an SSD costs.
+//! What placements cost in SSDs, and in money if a price is given.
 
 use maud::{Markup, html};
 
@@ -12,7 +12,7 @@ use crate::stats::{self, Metric};
 use crate::verdict::{reference, reference_runs};
 use crate::words;
 
-/// A row for each placement.
+/// One row for each placement.
 pub(super) fn section(page: &Page<'_>) -> Markup {
     let results = page.results;
     let deciding = &results.suite.deciding;
@@ -30,7 +30,8 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     let priced = !page.prices.is_empty();
     let row = |placement: &&str| {
         let (found, summary, span) = of(placement)?;
-        // What is a lower bound of requests is an upper bound of what each of them costs.
+        // A lower bound of the requests per second is an upper bound of the cost of each request
+        // per second.
         let bounded = |figure: Option<f64>, sign: &str| {
             let sign = if summary.lower_bound.is_some() { sign } else { "" };
             figure.map_or("–".into(), |figure| format!("{sign}{}", words::factor(figure)))
@@ -73,7 +74,7 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     }
 }
 
-/// Whether the runs of a placement show what lasts.
+/// Whether the runs of a placement show a speed that lasts, in words.
 fn span(runs: &[&Run]) -> String {
     match runs.iter().map(|run| Steadiness::of(run)).reduce(Steadiness::and) {
         Some(Steadiness::Sustained) => "for good".into(),

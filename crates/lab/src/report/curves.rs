@@ -1,4 +1,4 @@
-//! Latency over throughput, or both by placement where there is one depth only.
+//! Latency over throughput, or both by placement where there is one load only.
 
 use std::collections::BTreeSet;
 
@@ -42,12 +42,13 @@ impl Curve<'_> {
     }
 }
 
-/// Requests in flight of all clients.
+/// Requests in flight of all clients together.
 fn in_flight(setting: &Setting) -> u32 {
     setting.depth.saturating_mul(setting.clients)
 }
 
-/// The curves of the workload that decides, and those of the others to be opened.
+/// The curves of the deciding workload, and those of the other workloads in parts that can be
+/// opened.
 pub(super) fn section(page: &Page<'_>) -> Markup {
     let deciding = &page.results.suite.deciding;
     let (decides, others): (Vec<&Workload>, Vec<&Workload>) =
@@ -61,7 +62,7 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     }
 }
 
-/// Which marker is whose.
+/// The marker of each placement.
 fn keys(page: &Page<'_>) -> Markup {
     let measured = |placement: &&&str| page.results.runs.iter().any(|run| run.cell.placement == ***placement);
     html! {
@@ -129,7 +130,7 @@ fn curves<'a>(page: &'a Page<'_>, settings: &[&'a Setting]) -> Vec<Curve<'a>> {
     page.placements.iter().filter_map(curve).collect()
 }
 
-/// Whether any point has that figure: not every load generator tells percentiles.
+/// Any point has this figure. Not every load generator reports percentiles.
 fn tells(curves: &[Curve<'_>], metric: Metric) -> bool {
     curves.iter().flat_map(|curve| &curve.points).any(|point| metric.drawn(&point.summary).is_some())
 }
@@ -170,7 +171,7 @@ fn saturations(curves: &[Curve<'_>]) -> Markup {
     }
 }
 
-/// Which loads there are, in words.
+/// The loads, in words.
 fn loads(settings: &[&Setting]) -> String {
     let axis = |of: fn(&Setting) -> u32| {
         settings.iter().map(|s| of(s)).collect::<BTreeSet<u32>>().into_iter().collect()
@@ -181,7 +182,7 @@ fn loads(settings: &[&Setting]) -> String {
 }
 
 impl Metric {
-    /// The title of its axis; latencies are in milliseconds there.
+    /// Title of the metric's axis. Latencies are in milliseconds on an axis.
     fn axis(self) -> &'static str {
         match self {
             Metric::Iops => "requests per second (logarithmic)",
@@ -190,7 +191,7 @@ impl Metric {
         }
     }
 
-    /// Its value in a summary, as it stands on an axis.
+    /// Value of the metric in a summary, in the unit of its axis.
     fn drawn(self, summary: &Summary) -> Option<f64> {
         let value = |estimate: Option<Estimate>| estimate.map(|estimate| estimate.value);
         match self {
@@ -201,7 +202,7 @@ impl Metric {
     }
 }
 
-/// Latency over requests per second.
+/// Charts of latency over requests per second.
 fn plane(curves: &[Curve<'_>], metric: Metric, large: bool) -> Markup {
     let draw = |width: f64| plane_of(curves, metric, width, if width > 500.0 { 330.0 } else { 280.0 });
     html! {
@@ -245,13 +246,13 @@ fn line(curve: &Curve<'_>, metric: Metric, x: &Scale, y: &Scale) -> Markup {
     }
 }
 
-/// Where a point stands.
+/// Position of a point in a chart.
 fn place(point: &Point<'_>, metric: Metric, x: &Scale, y: &Scale) -> Option<(f64, f64)> {
     let x = x.at(Metric::Iops.drawn(&point.summary)?)?;
     Some((x, y.at(metric.drawn(&point.summary)?)?))
 }
 
-/// What marks saturation.
+/// The ring that marks saturation.
 fn ring(curve: &Curve<'_>, point: &Point<'_>, metric: Metric, x: &Scale, y: &Scale) -> Markup {
     html! {
         @if let Some((x, y)) = place(point, metric, x, y) {
@@ -281,12 +282,12 @@ fn mark(curve: &Curve<'_>, point: &Point<'_>, metric: Metric, x: &Scale, y: &Sca
     }
 }
 
-/// What the truth about a summary's throughput may be.
+/// Where the true throughput of a summary may lie.
 pub(super) fn bound(summary: &Summary) -> Bound {
     if summary.lower_bound.is_some() { Bound::AtLeast } else { Bound::Exact }
 }
 
-/// A figure in words, with what the truth may be.
+/// A figure in words, with `≥` before a lower bound of the throughput.
 pub(super) fn value(summary: &Summary, metric: Metric) -> String {
     let latency = |us: Option<f64>| us.map_or_else(|| "–".into(), words::latency);
     match (metric, summary.iops) {
@@ -306,7 +307,8 @@ pub(super) fn repeats(page: &Page<'_>, setting: &Setting) -> Markup {
     html! { div.grid.two { (dots(&curves, Metric::Iops)) (dots(&curves, Metric::Mean)) } }
 }
 
-/// A row for each placement: throughput, or mean latency with the 99th percentile as a stroke.
+/// A chart with a row for each placement: throughput, or mean latency with the 99th percentile as a
+/// stroke.
 fn dots(curves: &[Curve<'_>], metric: Metric) -> Markup {
     let scaled = |us: f64| if metric == Metric::Iops { us } else { us / 1e3 };
     let row = |curve: &Curve<'_>| {

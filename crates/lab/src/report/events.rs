@@ -1,4 +1,5 @@
-//! What happened under load: what was lost, what clients saw before, at and after it, when the cluster was clean again.
+//! Events under load: what was lost, what clients saw before, at and after the event, and when the
+//! cluster was clean again.
 
 use maud::{Markup, html};
 
@@ -9,18 +10,18 @@ use crate::results::{EventRun, EventWindow, Recovery};
 use crate::suite::{ClusterSize, Event, Happening};
 use crate::words;
 
-/// Fewer requests have no such percentile.
+/// Least number of requests of a window for which there is a 99th percentile.
 const P99_OF: u64 = 100;
 const P999_OF: u64 = 1_000;
-/// What is told in its place.
+/// Shown in the place of a percentile of too few requests.
 const TOO_FEW: &str = "too few";
 
-/// Whether anything happened.
+/// There were events.
 pub(super) fn are_there(page: &Page<'_>) -> bool {
     !page.results.events.is_empty()
 }
 
-/// A table of devices that died, one of all else, and a chart of each event.
+/// A table of devices that died, a table of all other events, and charts of each event.
 pub(super) fn section(page: &Page<'_>) -> Markup {
     let (dies, others): (Vec<&Event>, Vec<&Event>) =
         page.results.suite.events.iter().partition(|event| event.kind == Happening::SsdDies);
@@ -43,10 +44,10 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     }
 }
 
-/// From this part on, in percent, the machine's processors are what limits clients and Ceph.
+/// Share in percent from which on the machine's processors limit clients and Ceph.
 const SATURATED_PERCENT: f64 = 95.0;
 
-/// That the machine had no time to spare, where it had none.
+/// Says that the machine's processors were saturated, where they were.
 fn busy(page: &Page<'_>) -> Option<String> {
     let events = &page.results.events;
     let saturated = events.iter().filter(|run| run.busy_percent >= SATURATED_PERCENT).count();
@@ -75,7 +76,7 @@ fn look(page: &Page<'_>, run: &EventRun) -> Look {
     page.look(&run.cell.placement)
 }
 
-/// What stands first in each row.
+/// The name in the first column of a row.
 fn name(page: &Page<'_>, run: &EventRun) -> String {
     let repeat = if page.results.suite.repeats > 1 { format!(" ({})", run.repeat) } else { String::new() };
     format!("{}{repeat}", run.cell.placement)
@@ -180,7 +181,7 @@ fn percentiles(run: &EventRun) -> [String; 3] {
     ]
 }
 
-/// A percentile of a window, or why there is none.
+/// A percentile of a window in words, or the reason why there is none.
 fn time(window: &EventWindow, us: Option<f64>, least: u64) -> String {
     match us {
         Some(us) => words::latency(us),
@@ -198,7 +199,7 @@ fn worst(run: &EventRun) -> String {
     worst.map_or(TOO_FEW.into(), |window| time(window, window.p99_us, P99_OF))
 }
 
-/// What is missing of what was acknowledged.
+/// The acknowledged blocks that were lost, in words.
 fn lost(run: &EventRun) -> Markup {
     let found = &run.acknowledged;
     html! {
@@ -221,7 +222,7 @@ fn moment(at_s: f64) -> String {
     if at_s < 0.0 { format!("{:.1} s before", -at_s) } else { format!("{at_s:.1} s after") }
 }
 
-/// When all placement groups were clean again.
+/// When all placement groups were clean again, in words.
 fn clean(recovery: &Recovery) -> String {
     let Recovery { left_clean_s, clean_s, back_s, watched_s, not_known } = recovery;
     match (not_known, left_clean_s, clean_s) {
@@ -235,7 +236,7 @@ fn clean(recovery: &Recovery) -> String {
     }
 }
 
-/// When a scrub, or else a recovery, was over.
+/// When a scrub was over, in words; for other events when the cluster was clean again.
 fn over(run: &EventRun) -> String {
     match &run.scrub {
         None => clean(&run.recovery),
@@ -249,7 +250,7 @@ fn over(run: &EventRun) -> String {
     }
 }
 
-/// Latency over time of an event: half of the requests, and the longest.
+/// Charts of latency over time for an event: the median and the longest of each second.
 fn charts(page: &Page<'_>, event: &Event) -> Markup {
     let runs = runs(page, event);
     if runs.is_empty() {
@@ -310,7 +311,8 @@ fn chart(
     }
 }
 
-/// The lines of a run, which are broken where a second has no such time. A second alone is a short stroke.
+/// The lines of a run. A line is broken where a second has no such latency; a second alone is a
+/// short stroke.
 fn lines(
     run: &EventRun,
     first: f64,
@@ -333,7 +335,7 @@ fn lines(
     lines
 }
 
-/// Those that do not count.
+/// The events that do not count.
 fn invalid(page: &Page<'_>) -> Markup {
     let bad: Vec<&EventRun> = page.results.events.iter().filter(|run| !run.is_valid()).collect();
     html! {
@@ -356,7 +358,7 @@ mod tests {
         html(results, &verdict(results), &Prices::default())
     }
 
-    /// The cells of a placement's row below a title.
+    /// The cells of a placement's row in the table below a title.
     fn cells(page: &str, title: &str, placement: &str) -> Vec<String> {
         let part = page.split_once(&format!("<h3>{title}</h3>")).expect("the table").1;
         let row = part.split_once(&format!("<span>{placement}</span></td>")).expect("its row").1;

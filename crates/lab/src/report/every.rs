@@ -1,4 +1,4 @@
-//! Each run as a dot and as a row.
+//! Each run as a dot and as a row of a table.
 
 use maud::{Markup, html};
 

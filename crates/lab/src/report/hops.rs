@@ -1,4 +1,4 @@
-//! Where the time of a request goes, as bars, and what devices did.
+//! Where the time of a request goes, as bars, and the load of the devices.
 
 use maud::{Markup, html};
 
@@ -10,10 +10,11 @@ use crate::words;
 
 /// Width of a chart.
 const WIDTH: f64 = 380.0;
-/// Height of a row: label, bar, bottleneck.
+/// Height of a row: label, bar and bottleneck.
 const HEIGHT: f64 = 58.0;
 
-/// Bars for reads and for writes of the deciding workload, and the figures.
+/// Bars for reads and for writes of the deciding workload, the same figures as a table, and the
+/// devices.
 pub(super) fn section(page: &Page<'_>) -> Markup {
     let deciding = &page.results.suite.deciding;
     let Some(setting) = reference(page.results, deciding) else {
@@ -48,7 +49,7 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     }
 }
 
-/// The class of a part's colour.
+/// The fill of a part, as a CSS declaration.
 fn fill(part: Part) -> String {
     let index = Part::ALL.iter().position(|other| *other == part).unwrap_or(0);
     format!("fill:var(--h{index})")
@@ -117,7 +118,7 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// What stands inside a bar.
+/// The text inside a part of a bar.
 fn short(part: Part) -> &'static str {
     let title = part.title();
     title.strip_prefix("store: ").unwrap_or(title)
@@ -142,7 +143,8 @@ fn table(sides: &[(Side, Vec<(&str, &Hops)>)]) -> Markup {
     }
 }
 
-/// What devices were busy with; more than one command in flight on a disk means that commands wait for its arm.
+/// The load of the devices. More than one command in flight on a disk means that commands wait for
+/// the disk's arm.
 fn devices(all: &[(&str, Breakdown)]) -> Markup {
     if all.iter().all(|(_, found)| found.devices.is_empty()) {
         return html! {};

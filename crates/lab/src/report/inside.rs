@@ -1,4 +1,5 @@
-//! What the processors of guests with clients did, as their own kernels tell: a client that waits for its disk shows as iowait there.
+//! Processor time of guests with clients, as the guests' own kernels report it. A client that waits
+//! for its disk shows as iowait there.
 
 use maud::{Markup, html};
 
@@ -7,7 +8,7 @@ use crate::results::{Results, Run};
 use crate::stats::{self, Setting, objections};
 use crate::words;
 
-/// What the processors of guests did, in percent of their time.
+/// Processor time of guests, in percent of the time of their processors.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Spent {
     busy_percent: f64,
@@ -15,7 +16,7 @@ struct Spent {
 }
 
 impl Spent {
-    /// Of a run, where clients were in guests.
+    /// Processor time in a run. None where no client was in a guest.
     fn of(run: &Run) -> Option<Spent> {
         let counted = run.placement.as_object()?;
         let us = |name: &str| counted.values().find_map(|counters| counters.get(name)?.as_f64());
@@ -24,7 +25,7 @@ impl Spent {
         Some(Spent { busy_percent: percent("cpu_busy_us")?, iowait_percent: percent("cpu_iowait_us")? })
     }
 
-    /// Of several runs, on average.
+    /// The mean over several runs. None if there are none.
     fn mean(all: &[Spent]) -> Option<Spent> {
         let mean = |of: fn(&Spent) -> f64| all.iter().map(of).sum::<f64>() / all.len() as f64;
         (!all.is_empty()).then(|| Spent {
@@ -34,12 +35,12 @@ impl Spent {
     }
 }
 
-/// Clients were in guests in some run.
+/// Clients were in guests in at least one run.
 pub(super) fn are_there(results: &Results) -> bool {
     results.runs.iter().any(|run| Spent::of(run).is_some())
 }
 
-/// A row for each placement and load.
+/// One row for each placement and load.
 pub(super) fn section(page: &Page<'_>) -> Markup {
     let rows = page.results.suite.workloads.iter().flat_map(|workload| {
         let settings = stats::settings(page.results, &workload.name);

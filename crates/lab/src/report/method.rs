@@ -1,4 +1,4 @@
-//! How it was measured: fairness, statistics, machine, devices, commands.
+//! How the results were measured: fairness, statistics, machine, devices, commands.
 
 use std::collections::BTreeMap;
 
@@ -71,7 +71,7 @@ pub(super) fn fairness(page: &Page<'_>) -> Markup {
     }
 }
 
-/// The machine, versions, clusters and devices.
+/// The machine, the versions, the clusters and the devices.
 pub(super) fn machine(page: &Page<'_>) -> Markup {
     let results = page.results;
     let machine = &results.machine;
@@ -116,7 +116,7 @@ fn pretty(value: &impl serde::Serialize) -> String {
     serde_json::to_string_pretty(value).unwrap_or_default()
 }
 
-/// What repeats it.
+/// The commands that repeat the measurements.
 pub(super) fn commands(page: &Page<'_>) -> Markup {
     let mut cells: BTreeMap<(usize, &crate::suite::Cell), Vec<&str>> = BTreeMap::new();
     for run in &page.results.runs {

@@ -1,8 +1,8 @@
-//! Results as one HTML file: the verdict first, then what it rests on. It needs nothing else, no network and no scripts,
-//! and is the same for the same results.
+//! Results as one HTML file: the verdict first, then its evidence. The file needs nothing else, no
+//! network and no scripts, and is the same for the same results.
 //!
-//! maud writes it: its templates are Rust, it escapes every text that a document brings, and it has no dependencies at run
-//! time.
+//! maud writes the file: its templates are Rust, it escapes every text that comes from a document,
+//! and it has no dependencies at run time.
 
 mod bench;
 mod beside;
@@ -33,13 +33,13 @@ use crate::verdict::{self, Control, Verdict};
 use crate::words;
 use svg::Look;
 
-/// The page's style.
+/// The style of the page.
 const STYLE: &str = include_str!("style.css");
 
-/// Sentences that stand below the first one; more of them are there to be opened.
+/// Number of sentences that are shown below the first one. The others can be opened.
 const SENTENCES: usize = 3;
 
-/// What all parts of the page are made of.
+/// What all parts of the page are made from.
 struct Page<'a> {
     results: &'a Results,
     verdict: &'a Verdict,
@@ -55,7 +55,7 @@ impl Page<'_> {
     }
 }
 
-/// The report on results of which this is the verdict, with what SSDs cost, if somebody says so.
+/// The report on `results` with their `verdict`, and with the prices of SSDs, if any are given.
 pub fn html(results: &Results, verdict: &Verdict, prices: &Prices) -> String {
     let page = Page { results, verdict, placements: verdict::placements(results), prices };
     let document = html! {
@@ -89,7 +89,7 @@ fn body(page: &Page<'_>) -> Markup {
                 h2 { "What happened under load" }
                 (events::section(page))
             }
-            // Of a suite of events alone nothing was measured.
+            // A suite of events alone has no measurements.
             @let is_measured = !page.results.runs.is_empty() || !events::are_there(page);
             @if is_measured { (measured(page)) }
             h2 { "Placements" }
@@ -118,7 +118,7 @@ fn body(page: &Page<'_>) -> Markup {
     }
 }
 
-/// What was measured.
+/// The parts of the page that show measurements.
 fn measured(page: &Page<'_>) -> Markup {
     html! {
         h2 { "Response curves" }
@@ -154,7 +154,7 @@ fn measured(page: &Page<'_>) -> Markup {
     }
 }
 
-/// The verdict.
+/// The top of the page, with the verdict.
 fn head(page: &Page<'_>) -> Markup {
     let verdict = page.verdict;
     html! {
@@ -172,7 +172,8 @@ fn head(page: &Page<'_>) -> Markup {
     }
 }
 
-/// On which clusters what is shown of a workload was measured, where there are several sizes.
+/// Words for the cluster size on which the shown figures of a workload were measured. Empty where
+/// there is one size only.
 fn on(page: &Page<'_>, workload: &str) -> String {
     let setting = verdict::reference(page.results, workload).filter(|_| sizes::are_several(page));
     let size = setting.map(|of| ClusterSize { disks: of.disks, osds_per_disk: of.osds_per_disk });
@@ -183,12 +184,12 @@ fn sentences(sentences: &[&String]) -> Markup {
     html! { ul { @for sentence in sentences { li { (unbroken(sentence)) } } } }
 }
 
-/// A sentence whose factors stay on the line of their number.
+/// A sentence in which each × stays on the line of its number.
 fn unbroken(sentence: &str) -> String {
     sentence.replace(" ×", "\u{a0}×")
 }
 
-/// What markers stand for.
+/// What the markers stand for.
 fn legend(page: &Page<'_>) -> Markup {
     let measured =
         page.placements.iter().filter_map(|name| Some((*name, verdict::durability(page.results, name)?)));

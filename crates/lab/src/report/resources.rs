@@ -1,4 +1,4 @@
-//! What processors, memory and network were used on average, cell by cell.
+//! Mean use of processors, memory and network, for each cell.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::stats::{self, Setting, objections};
 use crate::suite::Workload;
 use crate::words;
 
-/// A table for each workload.
+/// One table for each workload.
 pub(super) fn section(page: &Page<'_>) -> Markup {
     let tables: Vec<Markup> =
         page.results.suite.workloads.iter().filter_map(|workload| table(page, workload)).collect();
@@ -28,7 +28,7 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     }
 }
 
-/// What the runs of a placement in a setting used that count.
+/// Mean use by the runs of a placement in a setting that count.
 fn means(page: &Page<'_>, placement: &str, setting: &Setting) -> Option<Means> {
     let runs = stats::runs(page.results, placement, setting);
     let counted = runs.into_iter().filter(|run| objections(run).is_empty());
@@ -37,7 +37,7 @@ fn means(page: &Page<'_>, placement: &str, setting: &Setting) -> Option<Means> {
     Means::joined(&means)
 }
 
-/// None where nothing was recorded.
+/// The table of a workload. None where nothing was recorded.
 fn table(page: &Page<'_>, workload: &Workload) -> Option<Markup> {
     let settings = stats::settings(page.results, &workload.name);
     let row = |setting: &Setting| {

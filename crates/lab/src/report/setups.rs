@@ -1,4 +1,4 @@
-//! Set-ups that were published side by side, and what stands for each here.
+//! Set-ups that were published side by side, and the placement that stands for each of them here.
 
 use maud::{Markup, html};
 
@@ -10,7 +10,7 @@ use crate::stats::{self, objections};
 use crate::suite::Setup;
 use crate::words;
 
-/// A row for each set-up.
+/// One row for each set-up.
 pub(super) fn section(page: &Page<'_>) -> Markup {
     let suite = &page.results.suite;
     let columns = [
@@ -52,14 +52,14 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     }
 }
 
-/// Runs of a workload on a placement that count, at the ground's own point.
+/// Runs of a workload on a placement that count, with the ground's factor, copies and neighbours.
 fn counted<'a>(page: &Page<'a>, placement: &str, workload: &str) -> Vec<&'a Run> {
     let settings = stats::settings(page.results, workload);
     let runs = settings.iter().flat_map(|setting| stats::runs(page.results, placement, setting));
     runs.filter(|run| objections(run).is_empty()).collect()
 }
 
-/// Bytes per second of one side of these runs, in words.
+/// Bytes per second of the reads or the writes of these runs, in words.
 fn rate(page: &Page<'_>, runs: &[&Run], side: fn(&Run) -> Option<Figures>) -> String {
     let suite = &page.results.suite;
     let block_bytes = suite.workload(&suite.deciding).map_or(0, |workload| workload.block_bytes);
@@ -113,7 +113,7 @@ mod tests {
             tested.expect("the claim").clone()
         };
         assert_eq!(of("database and log on the SSD alone").outcome, Outcome::Reproduced);
-        // One placement over two paths: the ratio is that of the paths.
+        // The claim compares two access paths of one placement.
         let krbd = of("KRBD reads");
         let ratio = krbd.ratio.and_then(|ratio| ratio.ratio).expect("both were measured").value;
         assert!(
@@ -129,7 +129,8 @@ mod tests {
         }
         assert!(page.contains("read 4611 to 5098") && page.contains("a kernel with bcache"));
         assert!(page.contains("filestore-journal over krbd"), "the path is named");
-        // 40 requests per second, of which synthetic runs have four of five as reads, of 256 KiB.
+        // There are 40 requests per second of 256 KiB, and four of five requests of a synthetic run
+        // are reads.
         assert!(page.contains("8.2 MiB/s"), "reads of what stands for a set-up");
     }
 }

@@ -1,4 +1,4 @@
-//! Which sizes of clusters ran, which did not and why, and what more OSDs bring.
+//! Which cluster sizes were measured, which were not and why, and the gain of more OSDs.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,8 @@ use crate::stats::objections;
 use crate::suite::ClusterSize;
 use crate::words;
 
-/// Sizes of the suite and of what was measured besides, of which each has its cells.
+/// Cluster sizes that were measured, and cluster sizes that are listed as not measured, in
+/// ascending order of their OSDs.
 fn sizes(page: &Page<'_>) -> Vec<ClusterSize> {
     let results = page.results;
     let ran = results.runs.iter().map(size);
@@ -24,12 +25,12 @@ fn size(run: &Run) -> ClusterSize {
     ClusterSize { disks: run.cell.disks, osds_per_disk: run.cell.osds_per_disk }
 }
 
-/// The page is about clusters of more than one size.
+/// The page is about more than one cluster size.
 pub(super) fn are_several(page: &Page<'_>) -> bool {
     sizes(page).len() > 1
 }
 
-/// A row for each size.
+/// One row for each size.
 pub(super) fn section(page: &Page<'_>) -> Markup {
     let results = page.results;
     let columns = [

@@ -1,4 +1,5 @@
-//! What holds for bursts and what for good, apart: the winner's figures, every placement against the baseline, and two tables.
+//! What holds for bursts, and apart from this what holds for good: the winner's figures, every
+//! placement against the baseline, and two tables.
 
 use maud::{Markup, html};
 
@@ -12,7 +13,7 @@ use crate::stats::{self, Metric, Ratio, objections};
 use crate::verdict::{self, Lasting, Place, Ranking};
 use crate::words;
 
-/// All of it.
+/// The whole section.
 pub(super) fn section(page: &Page<'_>) -> Markup {
     let decides = page.verdict.rankings.iter().find(|ranking| ranking.places.len() > 1);
     html! {
@@ -24,7 +25,7 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     }
 }
 
-/// The winner's figures in bursts, and beside them those that last.
+/// The winner's figures in bursts, and beside them the figures that last.
 fn both_spans(ranking: &Ranking, lasting: &Lasting) -> Markup {
     let names: Vec<&str> = match (ranking.places.first(), &ranking.lead) {
         (Some(first), Some(lead)) => vec![&first.placement, &lead.against],
@@ -75,7 +76,8 @@ fn tiles(ranking: &Ranking, span: &str) -> Markup {
     }
 }
 
-/// Each placement's requests per second to the baseline's, those that are not ranked too.
+/// Ratio of each placement's requests per second to those of the baseline, including placements
+/// that are not ranked.
 fn forest(page: &Page<'_>, ranking: &Ranking) -> Markup {
     let results = page.results;
     let baseline = &results.suite.baseline;
@@ -121,7 +123,7 @@ fn forest(page: &Page<'_>, ranking: &Ranking) -> Markup {
     }
 }
 
-/// The runs of the deciding workload that count, of one placement.
+/// The runs of one placement in the deciding workload that count.
 fn deciding<'a>(results: &'a Results, placement: &str) -> Vec<&'a Run> {
     let of = |run: &&Run| {
         run.cell.placement == placement
@@ -131,7 +133,7 @@ fn deciding<'a>(results: &'a Results, placement: &str) -> Vec<&'a Run> {
     results.runs.iter().filter(of).collect()
 }
 
-/// Requests per second, their ratio to the baseline's, and what that says.
+/// Requests per second, their ratio to the baseline's, and the finding of the ratio.
 fn figures(results: &Results, placement: &str) -> [Markup; 3] {
     let settings = stats::settings(results, &results.suite.deciding);
     let baseline = &results.suite.baseline;

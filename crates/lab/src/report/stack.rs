@@ -1,15 +1,16 @@
-//! Tables of a few columns, which in a narrow window become a block for each row, with the titles of the columns inside.
+//! Tables of a few columns. In a narrow window each row becomes a block with the titles of the
+//! columns inside.
 
 use maud::{Markup, html};
 
 /// How a column is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// What the row is about; it is the title of the block.
+    /// What the row is about; in a narrow window the title of the block.
     Name,
     /// A figure.
     Number,
-    /// Words.
+    /// Text.
     Text,
 }
 
@@ -23,7 +24,7 @@ impl Kind {
     }
 }
 
-/// A table of these rows, each with a cell for each column.
+/// A table of these rows; each row has a cell for each column.
 pub(super) fn stack(columns: &[(&str, Kind)], rows: &[Vec<Markup>]) -> Markup {
     html! {
         div.scroll { table.stack {

@@ -11,12 +11,12 @@ use crate::results::Run;
 use crate::stats::Metric;
 use crate::verdict::reference_runs;
 
-/// Width of a card with strips.
+/// Width of a card.
 const WIDTH: f64 = 380.0;
 /// Height of one strip with its title.
 const HEIGHT: f64 = 84.0;
 
-/// All kinds of processes, in the order of their colours.
+/// All kinds of processes with their titles, in the order of their colours.
 const CLASSES: [(Class, &str); 10] = [
     (Class::Osd, "osd"),
     (Class::Client, "client"),
@@ -30,15 +30,16 @@ const CLASSES: [(Class, &str); 10] = [
     (Class::Guest, "guest (the OSDs in it)"),
 ];
 
-/// A quantity with a line for each of a few things.
+/// A quantity, with one line for each of a few names.
 struct Strip {
     title: &'static str,
     names: Vec<String>,
-    /// Its value in a sample of so many seconds.
+    /// Value of the quantity for a name in a sample; the second argument is the length of the
+    /// sample in seconds.
     value: fn(&Sample, f64, &str) -> f64,
 }
 
-/// The kind of processes of that name.
+/// The kind of processes with this title.
 fn class(name: &str) -> Option<Class> {
     CLASSES.iter().find(|(_, title)| *title == name).map(|(class, _)| *class)
 }
@@ -92,7 +93,7 @@ fn strips(runs: &[(&str, &Run)]) -> Vec<Strip> {
     ]
 }
 
-/// The run that stands in the middle of a placement's repeats by its requests per second.
+/// The run in the middle of a placement's repeats, by requests per second.
 fn middle(mut runs: Vec<&Run>) -> Option<&Run> {
     runs.retain(|run| !run.samples.is_empty());
     runs.sort_by(|one, two| {
@@ -102,7 +103,7 @@ fn middle(mut runs: Vec<&Run>) -> Option<&Run> {
     runs.get(runs.len() / 2).copied()
 }
 
-/// A card with strips for each placement, all to the same scales.
+/// A card with strips for each placement. All cards have the same scales.
 pub(super) fn section(page: &Page<'_>) -> Markup {
     let deciding = &page.results.suite.deciding;
     let runs: Vec<(&str, &Run)> = page
@@ -130,9 +131,9 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     }
 }
 
-/// What the lines are.
+/// The legend of the lines.
 fn keys(strips: &[Strip]) -> Markup {
-    // Processor and memory have the same lines.
+    // The strips of processor and memory have the same lines, so one legend stands for both.
     let shown = strips.iter().enumerate().filter(|(index, strip)| *index != 1 && !strip.names.is_empty());
     html! {
         @for (_, strip) in shown {
@@ -160,7 +161,7 @@ fn card(strips: &[Strip], all: &[(&str, &Run)], placement: &str, run: &Run) -> M
     }
 }
 
-/// The samples of a run with their lengths in seconds.
+/// The samples of a run, each with its length in seconds.
 fn timed(run: &Run) -> impl Iterator<Item = (&Sample, f64)> {
     let begins = std::iter::once(0).chain(run.samples.iter().map(|sample| sample.at_ms));
     let timed = |(sample, begin): (&'_ Sample, u64)| sample.at_ms.saturating_sub(begin).max(1) as f64 / 1e3;

@@ -1,23 +1,23 @@
-//! What charts are made of: scales, axes, markers.
+//! Parts of charts: scales, axes, markers.
 
 use maud::{Markup, html};
 
 use crate::results::Durability;
 use crate::stats::Bound;
 
-/// Width of a character of a chart's text, about, in units of the drawing.
+/// Approximate width of a character of a chart's text, in units of the drawing.
 const CHARACTER: f64 = 6.2;
-/// Least distance of two ticks that stand side by side.
+/// Least distance between two ticks side by side.
 const TICK_WIDTH: f64 = 38.0;
-/// Least distance of two ticks one above the other.
+/// Least distance between two ticks one above the other.
 const TICK_HEIGHT: f64 = 17.0;
-/// Colours of placements and series.
+/// Number of colours of placements and series.
 const COLOURS: usize = 7;
-/// Shapes of markers.
-/// One less than the colours, so that the two come together anew only after many placements.
+/// Number of shapes of markers. It has no factor in common with the number of colours, so a colour
+/// and a shape come together again only after 35 placements.
 const SHAPES: usize = 5;
 
-/// A coordinate.
+/// A coordinate as text.
 pub(super) fn px(value: f64) -> String {
     format!("{value:.1}")
 }
@@ -32,12 +32,12 @@ pub(super) fn fit(text: &str, width: f64) -> String {
     format!("{kept}…")
 }
 
-/// The width of a text, about.
+/// Approximate width of a text.
 pub(super) fn width(text: &str) -> f64 {
     text.chars().count() as f64 * CHARACTER
 }
 
-/// Where values stand on an axis.
+/// The positions of values on an axis.
 pub(super) struct Scale {
     low: f64,
     high: f64,
@@ -47,13 +47,13 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// From 0 to at least `most`.
+    /// A linear scale from 0 to `most`, or to 1 if `most` is not a finite number above 0.
     pub fn linear(most: f64, from: f64, to: f64) -> Scale {
         let high = if most.is_finite() && most > 0.0 { most } else { 1.0 };
         Scale { low: 0.0, high, logarithmic: false, from, to }
     }
 
-    /// A logarithmic one that has all of the values above 0.
+    /// A logarithmic scale that covers all finite values above 0.
     pub fn logarithmic(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Scale {
         let good = values.filter(|value| value.is_finite() && *value > 0.0);
         let (low, high) = good.fold((f64::MAX, 0.0f64), |(low, high), v| (low.min(v), high.max(v)));
@@ -61,7 +61,8 @@ impl Scale {
         Scale { low, high, logarithmic: true, from, to }
     }
 
-    /// The place of a value; None for one that has none.
+    /// Position of a value. None for a value that is not finite, and on a logarithmic scale for a
+    /// value that is not above 0.
     pub fn at(&self, value: f64) -> Option<f64> {
         if !value.is_finite() || (self.logarithmic && value <= 0.0) {
             return None;
@@ -74,7 +75,7 @@ impl Scale {
         Some(self.from + part.clamp(0.0, 1.0) * (self.to - self.from))
     }
 
-    /// Round values on it.
+    /// Round values for the ticks of the scale.
     pub fn ticks(&self) -> Vec<f64> {
         if !self.logarithmic {
             let step = round_step(self.high / 4.0);
@@ -98,13 +99,13 @@ impl Scale {
     }
 }
 
-/// The least of 1, 2, 5, 10, 20… that is not below.
+/// The least of 1, 2, 5, 10, 20… (and of 0.5, 0.2, 0.1…) that is not below `least`.
 fn round_step(least: f64) -> f64 {
     let decade = 10f64.powf(least.log10().floor());
     [1.0, 2.0, 5.0, 10.0].map(|step| step * decade).into_iter().find(|s| *s >= least * 0.999).unwrap_or(least)
 }
 
-/// The value of a tick.
+/// The value of a tick as text.
 pub(super) fn tick(value: f64) -> String {
     if value >= 1_000.0 {
         return crate::words::number(value);
@@ -113,7 +114,8 @@ pub(super) fn tick(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_string()
 }
 
-/// Ticks below a plot with their lines, and the title of the axis; the plot goes from `top` to `bottom`.
+/// The x axis: ticks below a plot with their lines, and the title of the axis. The plot goes from
+/// `top` to `bottom`.
 pub(super) fn x_axis(scale: &Scale, top: f64, bottom: f64, title: &str) -> Markup {
     html! {
         @for value in scale.ticks() {
@@ -126,7 +128,8 @@ pub(super) fn x_axis(scale: &Scale, top: f64, bottom: f64, title: &str) -> Marku
     }
 }
 
-/// Ticks left of a plot with their lines, and the title of the axis above it; the plot goes from `left` to `right`.
+/// The y axis: ticks left of a plot with their lines, and the title of the axis above the plot. The
+/// plot goes from `left` to `right`.
 pub(super) fn y_axis(scale: &Scale, left: f64, right: f64, title: &str) -> Markup {
     let top = scale.from.min(scale.to);
     html! {
@@ -140,8 +143,8 @@ pub(super) fn y_axis(scale: &Scale, left: f64, right: f64, title: &str) -> Marku
     }
 }
 
-/// How a placement is drawn: everywhere in one colour and shape; hollow with one copy, full with more, a cross when its
-/// writes are in memory only.
+/// How a placement is drawn: everywhere in one colour and shape. The marker is hollow with one
+/// copy, full with more copies, and a cross when writes are in memory only.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Look {
     index: usize,
@@ -149,7 +152,7 @@ pub(super) struct Look {
 }
 
 impl Look {
-    /// That of the placement at `index`.
+    /// The look of the placement at `index`.
     pub fn new(index: usize, durability: Option<Durability>) -> Look {
         Look { index, durability }
     }
@@ -158,17 +161,17 @@ impl Look {
         self.durability == Some(Durability::Volatile)
     }
 
-    /// The class of its colour.
+    /// The CSS class of the colour.
     pub fn colour(self) -> String {
         if self.is_volatile() { "cv".into() } else { format!("c{}", self.index % COLOURS) }
     }
 
-    /// The classes of its line.
+    /// The CSS classes of the line.
     pub fn line(self) -> String {
         format!("line {}{}", self.colour(), if self.is_volatile() { " dash" } else { "" })
     }
 
-    /// Its marker.
+    /// The marker at a position, with a radius.
     pub fn marker(self, x: f64, y: f64, r: f64) -> Markup {
         let full = if self.durability > Some(Durability::OneCopy) { " full" } else { "" };
         let class = format!("mark {}{full}", self.colour());
@@ -190,7 +193,7 @@ impl Look {
         html! { polygon class=(class) points=(points.join(" ")) {} }
     }
 
-    /// An arrow that says on which side of a marker the truth may be.
+    /// An arrow that shows on which side of a marker the true value may lie.
     pub fn arrow(self, bound: Bound, x: f64, y: f64) -> Markup {
         let to = match bound {
             Bound::AtLeast => 1.0,
@@ -206,33 +209,33 @@ impl Look {
     }
 }
 
-/// The classes of the line of a series that is no placement.
+/// The CSS classes of the line of a series that is no placement.
 pub(super) fn series(index: usize) -> String {
     format!("line c{}{}", index % COLOURS, if index >= COLOURS { " dash" } else { "" })
 }
 
-/// A placement in a chart with a row for each.
+/// A placement in a chart with one row for each placement.
 pub(super) struct Row {
-    /// Its name.
+    /// Name of the placement.
     pub label: String,
-    /// What it has, in words.
+    /// Figure of the placement, in words.
     pub value: String,
-    /// How it is drawn.
+    /// How the placement is drawn.
     pub look: Look,
-    /// Every repeat.
+    /// Value of every repeat.
     pub dots: Vec<f64>,
-    /// Their mean.
+    /// Value at the marker, such as the mean of the repeats.
     pub center: Option<f64>,
-    /// Its interval.
+    /// Ends of the line through the marker, such as an interval.
     pub interval: Option<(f64, f64)>,
-    /// One more figure, a stroke.
+    /// One more value, drawn as a stroke.
     pub stroke: Option<f64>,
-    /// What the truth may be.
+    /// Where the true value may lie.
     pub bound: Bound,
 }
 
-/// A chart with a row for each placement: dots of all repeats, their mean and its interval over a logarithmic axis. A band
-/// around 1 is where ratios make no difference.
+/// A chart with a row for each placement: dots of all repeats, their mean and its interval over a
+/// logarithmic axis. `band` is the range around 1 in which ratios make no difference.
 pub(super) fn rows(width: f64, about: &str, axis: &str, rows: &[Row], band: Option<(f64, f64)>) -> Markup {
     const HEIGHT: f64 = 36.0;
     let bottom = rows.len() as f64 * HEIGHT + 4.0;
@@ -240,7 +243,8 @@ pub(super) fn rows(width: f64, about: &str, axis: &str, rows: &[Row], band: Opti
         let ends = row.interval.into_iter().flat_map(|(low, high)| [low, high]);
         row.dots.iter().copied().chain(row.center).chain(row.stroke).chain(ends)
     });
-    // An interval of two repeats may span many decades; beyond two of the centres it is cut off.
+    // An interval of two repeats may span many decades. It is cut off two decades beyond the
+    // centres.
     let centers: Vec<f64> = rows.iter().flat_map(|row| row.dots.iter().copied().chain(row.center)).collect();
     let least = centers.iter().copied().filter(|v| *v > 0.0).fold(f64::MAX, f64::min) / 100.0;
     let most = centers.iter().copied().filter(|v| v.is_finite()).fold(0.0, f64::max) * 100.0;
@@ -287,7 +291,7 @@ fn row(row: &Row, scale: &Scale, full: f64, top: f64) -> Markup {
     }
 }
 
-/// The same chart for wide and for narrow windows, of which one is shown.
+/// One chart for wide and one for narrow windows, of which the page shows one.
 pub(super) fn both(wide: f64, draw: impl Fn(f64) -> Markup) -> Markup {
     html! {
         div.at-wide { (draw(wide)) }

@@ -11,7 +11,7 @@ use crate::stats::{self, Estimate, Finding, Metric, Setting};
 use crate::verdict::{Outcome, Tested, reference, reference_runs};
 use crate::words;
 
-/// What became of the published claims.
+/// The published claims, with their outcomes.
 pub(super) fn directions(page: &Page<'_>) -> Markup {
     html! {
         div.scroll { table.cards {
@@ -63,7 +63,7 @@ fn sign(outcome: Outcome) -> &'static str {
     }
 }
 
-/// Every cell, with its repeats and against the baseline.
+/// Every cell, with its repeats and with its ratio to the baseline.
 pub(super) fn cells(page: &Page<'_>) -> Markup {
     let results = page.results;
     let many = results.suite.ground.disks.len() * results.suite.ground.osds_per_disk.len() > 1;
@@ -125,7 +125,7 @@ fn cell(page: &Page<'_>, placement: &str, setting: &Setting, (many, factors): (b
     }
 }
 
-/// What a finding is called in a table.
+/// The name of a finding in a table.
 pub(super) fn finding(finding: Finding) -> &'static str {
     match finding {
         Finding::More => "more",
@@ -136,7 +136,7 @@ pub(super) fn finding(finding: Finding) -> &'static str {
     }
 }
 
-/// The requests per second of each run, with a star where they do not count.
+/// The requests per second of each run, with a star where the run does not count.
 fn repeats(runs: &[&Run]) -> String {
     let mut runs = runs.to_vec();
     runs.sort_by_key(|run| run.repeat);
@@ -189,7 +189,7 @@ pub(super) fn processor(page: &Page<'_>) -> Markup {
     }
 }
 
-/// How long it took to bring what a cache had not written back to where it belongs.
+/// How long the write-back of dirty bytes took after a run.
 pub(super) fn drains(page: &Page<'_>) -> Markup {
     let drained = |run: &&Run| run.drained.is_some();
     let mut runs: Vec<&Run> = page.results.runs.iter().filter(drained).collect();
@@ -217,7 +217,7 @@ pub(super) fn drains(page: &Page<'_>) -> Markup {
     }
 }
 
-/// Longest drain by placement and workload.
+/// The longest drain for each placement and workload.
 fn drain_means(page: &Page<'_>, runs: &[&Run]) -> Markup {
     let keys: BTreeSet<(&str, &str)> =
         runs.iter().map(|run| (run.cell.placement.as_str(), run.cell.workload.as_str())).collect();

@@ -11,16 +11,16 @@ use crate::stats::{self, Bound, Summary, merged};
 use crate::verdict::{reference, reference_runs};
 use crate::words;
 
-/// Requests beyond a percentile of which fewer are chance.
+/// Least number of requests beyond a percentile; with fewer, the percentile is chance.
 const REQUESTS_MIN: u64 = 10;
 
-/// A placement's tail.
+/// The tail of a placement.
 struct Tail<'a> {
     placement: &'a str,
     summary: Summary,
     /// Requests slower than the 99.9th percentile. None without histograms of all runs.
     beyond: Option<u64>,
-    /// What the largest counted hop is, and what limited it from outside.
+    /// The largest counted hop, and what limited the placement from outside.
     limits: Vec<String>,
 }
 
@@ -36,7 +36,7 @@ fn tail<'a>(page: &Page<'_>, placement: &'a str) -> Option<Tail<'a>> {
     Some(Tail { placement, beyond: requests(&runs).map(|all| all / 1_000), limits, summary })
 }
 
-/// Percentiles of each placement, with what limits them.
+/// Percentiles of each placement, with what limits the placement.
 pub(super) fn section(page: &Page<'_>) -> Markup {
     let deciding = &page.results.suite.deciding;
     let Some(setting) = reference(page.results, deciding) else {

@@ -5,14 +5,14 @@ use crate::results::{Durability, NotRunSize};
 use crate::synthetic;
 use crate::verdict::verdict;
 
-/// Elements that have no end.
+/// Elements that have no end tag.
 const VOID: [&str; 3] = ["meta", "br", "!DOCTYPE"];
 
 fn report(results: &Results) -> String {
     html(results, &verdict(results), &Prices::default())
 }
 
-/// Every element that begins ends where it should; returns how many there are.
+/// Asserts that every element that begins ends where it should; returns the number of elements.
 fn elements(html: &str) -> usize {
     let (mut open, mut count) = (Vec::new(), 0);
     let body = html.replace(STYLE, "");
@@ -106,7 +106,7 @@ fn results_that_say_little_still_make_a_report() {
     assert!(!page.contains("Emulated devices"));
 }
 
-/// The text between two others.
+/// The text between two other texts.
 fn between<'a>(page: &'a str, begin: &str, end: &str) -> &'a str {
     let rest = page.split_once(begin).unwrap_or_else(|| panic!("{begin}")).1;
     rest.split_once(end).unwrap_or_else(|| panic!("{end}")).0
@@ -341,7 +341,8 @@ fn every_part_of_a_request_has_a_colour_in_light_and_in_dark_and_what_is_left_is
     assert!(section(&page, "Where the time goes").contains("most: store: read, 61 %; not accounted: 8 %"));
 }
 
-/// Reports to look at: the whole suite with prices, and each kind of first sentence in the quick form.
+/// Writes reports for people to look at: the whole suite with prices, and each kind of first
+/// sentence in the quick form.
 #[test]
 #[ignore = "it writes reports for people to look at: TIDEPOOL_REPORTS names the directory"]
 fn reports_to_look_at() {

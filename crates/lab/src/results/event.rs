@@ -1,4 +1,5 @@
-//! What happened under load, and what became of clients, of the cluster, and of what was acknowledged.
+//! Events under load: what was done, and the effects on clients, on the cluster and on acknowledged
+//! writes.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,118 +12,132 @@ use crate::suite::Cell;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EventRun {
-    /// Its name in the suite.
+    /// Name of the event in the suite.
     pub event: String,
-    /// To what it happened, and what clients did.
+    /// The placement to which the event happened, and the load of the clients.
     pub cell: Cell,
-    /// Which of the repeats, from 1.
+    /// Number of the repeat, from 1.
     pub repeat: u32,
-    /// On which cluster.
+    /// Number of the cluster.
     pub testbed: u32,
     /// What acknowledged writes are safe from.
     pub durability: Durability,
-    /// Seconds since the suite began.
+    /// Seconds since the program began to run the suite; a resumed run counts from its restart.
     pub begun_s: f64,
     /// What was done, such as `client-ssd fails every request`.
     pub what: String,
-    /// How much later than it was due it began to happen, in seconds. None where nobody has looked.
+    /// Seconds from the time when the event was due to the time when it began. None where this was
+    /// not recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late_s: Option<f64>,
-    /// How long it took to happen, in seconds: a command of Ceph takes its time. Times from the event on are from the end of that. None
-    /// where nobody has looked.
+    /// Seconds from the start of the event to its end, because a command of Ceph takes time. Times
+    /// since the event are counted from this end. None where this was not recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub took_s: Option<f64>,
-    /// Equal windows, in their order. The event happens between two of them: what was due while it did is in none. A request is in the
-    /// window in which it was due.
+    /// Equal windows, in their order. The event takes place between two windows; requests that were
+    /// due while it took place are in no window. A request belongs to the window in which it was
+    /// due.
     pub windows: Vec<EventWindow>,
-    /// Second by second, from the first window on; those in which it happened are among them.
+    /// One point for each second from the first window on. The seconds in which the event took
+    /// place are included.
     pub points: Vec<EventPoint>,
-    /// Longest time in which a client got no answer but errors, before the event, in seconds.
+    /// Longest time in which a client got no successful answer, in seconds, from the start of the
+    /// first window to the start of the event.
     pub gap_before_s: f64,
-    /// The same from when it began to happen. One that lasts to the end may be longer in truth.
+    /// Longest time in which a client got no successful answer, in seconds, from the start of the
+    /// event to the end of the last window. A gap that lasts to that end may have been longer.
     pub gap_after_s: f64,
     /// What became of acknowledged writes.
     pub acknowledged: Acknowledged,
-    /// OSDs that ended by themselves, by their numbers.
+    /// Numbers of the OSDs that ended by themselves.
     pub osds_ended: Vec<u32>,
-    /// Most OSDs that the monitor had down at one time. None if it told nothing.
+    /// Largest number of OSDs that the monitor reported as down at one time after the event. None
+    /// if the monitor reported nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub osds_down: Option<u32>,
     /// When the cluster was clean again.
     pub recovery: Recovery,
-    /// What was scrubbed, where that was the event.
+    /// What was scrubbed, if the event was a deep scrub.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scrub: Option<Scrub>,
-    /// What an operator has to do afterwards. None where nothing has failed.
+    /// What an operator has to do afterwards. Set only where a device died.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operator: Option<String>,
-    /// What was done before images were compared, so that they have all that can be had.
+    /// What was done before the images were compared, so that the images hold all data that can be
+    /// recovered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub salvaged: Option<String>,
-    /// Part of the machine's processors that was busy on average, in percent.
+    /// Mean share of the machine's processors that was busy, in percent.
     pub busy_percent: f64,
-    /// Why it is not what was meant. Empty for a good one.
+    /// Reasons why the event is not what was meant. Empty for a valid event.
     pub invalid: Vec<String>,
 }
 
-/// What clients got of the requests that were due in a window. Percentiles count a request that failed, or was not answered, as one that
-/// took longer than all others; they are None where they fall on such requests, or are of fewer requests than they divide.
+/// Answers to the requests of clients that were due in a window. A percentile counts a request that
+/// failed or was not answered as longer than all others. A percentile is None where it falls on
+/// such a request, and where too few requests were due: fewer than 2 for the median, 100 for the
+/// 99th and 1,000 for the 99.9th percentile.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EventWindow {
-    /// Its begin in seconds from the event on; negative before it.
+    /// Start of the window in seconds from the event on; negative before the event.
     pub begin_s: f64,
-    /// Its end.
+    /// End of the window in seconds from the event on.
     pub end_s: f64,
-    /// Requests that were due.
+    /// Requests that were due in the window.
     pub due: u64,
-    /// Those that were answered with an error.
+    /// Requests of the window that were answered with an error.
     pub failed: u64,
-    /// Those that were not answered at all, as long as clients ran.
+    /// Requests of the window that were not answered before the clients stopped.
     pub unanswered: u64,
     /// Median of the time from when a request was due to its answer, in microseconds.
     pub p50_us: Option<f64>,
-    /// 99th percentile.
+    /// 99th percentile of the time from when a request was due to its answer, in microseconds.
     pub p99_us: Option<f64>,
-    /// 99.9th percentile.
+    /// 99.9th percentile of the time from when a request was due to its answer, in microseconds.
     pub p999_us: Option<f64>,
-    /// The longest of those that were answered without an error.
+    /// Longest time from when a request was due to an answer without an error, in microseconds.
     pub longest_us: Option<f64>,
 }
 
-/// A second.
+/// One second of the load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EventPoint {
-    /// What clients got.
+    /// Answers to the requests that were due in this second.
     pub clients: EventWindow,
-    /// How the cluster was at its end. None if it told nothing.
+    /// The last state that the cluster reported, at most 3 s before the end of the second. None if
+    /// there is no such report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<Health>,
 }
 
-/// What became of writes that were acknowledged with a flush, as the images in the cluster show it afterwards, past every cache.
+/// What became of writes that were acknowledged with a flush. The images are read back from the
+/// cluster afterwards, past every cache, and compared with these writes.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Acknowledged {
     /// Writes that were acknowledged.
     pub writes: u64,
-    /// Blocks that they went to.
+    /// Blocks to which acknowledged writes went.
     pub blocks: u64,
-    /// Blocks that lack the newest write that was acknowledged. None if nobody knows, or no write was acknowledged.
+    /// Blocks that lack the newest acknowledged write. None if this is not known, or no write was
+    /// acknowledged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<u64>,
-    /// Why nobody knows.
+    /// Why `lost` is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_known: Option<String>,
-    /// When the oldest and the newest of what is lost were acknowledged, in seconds from the event on; negative before it.
+    /// When the oldest and the newest of the lost writes were acknowledged, in seconds from the
+    /// event on; negative before the event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_from_to_s: Option<(f64, f64)>,
-    /// Blocks of which one write was acknowledged before the event and another one from then on: nothing can be said of what they had. None
-    /// where they were not counted.
+    /// Blocks of which one write was acknowledged before the event began, and another one from then
+    /// on. The image shows only whether it has the newer write, so nothing can be said of the older
+    /// one. None where these blocks were not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overwritten: Option<u64>,
-    /// Reads of clients that returned something else than what was acknowledged.
+    /// Reads of clients that returned neither the newest acknowledged data nor newer data.
     pub wrong_reads: u64,
 }
 
@@ -130,37 +145,42 @@ pub struct Acknowledged {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Recovery {
-    /// When one of them was seen not to be, first, in seconds from the event on. None where all were all the time.
+    /// When a placement group was first seen not to be active+clean, in seconds from the event on.
+    /// None where every report since the event had all placement groups active+clean.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_clean_s: Option<f64>,
-    /// When all of them were again, and stayed it. None where they were not as long as it was watched, or never left it.
+    /// When all placement groups were active+clean again and stayed so, in seconds from the event
+    /// on. None where they did not become active+clean while the cluster was watched, or always
+    /// were.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clean_s: Option<f64>,
-    /// When what had gone came back, where something did.
+    /// When the OSD that was stopped or out was brought back, in seconds from the event on. None
+    /// where the event takes no OSD away.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub back_s: Option<f64>,
-    /// How long it was watched.
+    /// Seconds for which the cluster was watched after the event.
     pub watched_s: f64,
-    /// Why nobody knows.
+    /// Why nothing is known of the recovery. None if the monitor reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_known: Option<String>,
 }
 
-/// What a deep scrub came to.
+/// Progress of a deep scrub.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Scrub {
     /// Placement groups.
     pub groups: u64,
-    /// Those that were scrubbed as long as it was watched.
+    /// Placement groups that were scrubbed while the cluster was watched.
     pub scrubbed: u64,
-    /// When the last of them was, in seconds from the event on. None where not all were.
+    /// When the last placement group was scrubbed, in seconds from the event on. None where not all
+    /// placement groups were scrubbed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finished_s: Option<f64>,
 }
 
 impl EventRun {
-    /// It counts.
+    /// The event is valid: `invalid` is empty.
     pub fn is_valid(&self) -> bool {
         self.invalid.is_empty()
     }
@@ -175,7 +195,7 @@ impl EventRun {
         self.windows.iter().find(|window| window.begin_s >= 0.0)
     }
 
-    /// The last window of all, if it is not that of the event.
+    /// The last window, if it is not the first one from the event on.
     pub fn after(&self) -> Option<&EventWindow> {
         let at = self.at()?;
         self.windows.last().filter(|last| last.begin_s > at.begin_s)
@@ -183,12 +203,13 @@ impl EventRun {
 }
 
 impl Acknowledged {
-    /// Blocks that lack the newest write that was acknowledged. None if nobody knows: where nothing was acknowledged nothing could be lost.
+    /// Blocks that lack the newest acknowledged write. None if this is not known, and where no
+    /// write was acknowledged, because then nothing can be lost.
     pub fn lost(&self) -> Option<u64> {
         self.lost.filter(|_| self.blocks > 0)
     }
 
-    /// Why nobody knows what was lost. None if it is known, or nobody has said why.
+    /// Why it is not known what was lost. None if it is known, or no reason was recorded.
     pub fn why_not_known(&self) -> Option<&str> {
         let nothing = (self.blocks == 0).then_some("no write was acknowledged");
         self.not_known.as_deref().or(nothing)

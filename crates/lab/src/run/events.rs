@@ -1,4 +1,4 @@
-//! What happens under load, each on a cluster of its own.
+//! Events under load, each on its own cluster.
 
 mod times;
 
@@ -24,22 +24,23 @@ use crate::testbed::Testbed;
 use crate::words;
 use times::{SLACK_S, Times, points, windows};
 
-/// How long what was due at the end is waited for, in seconds.
+/// Seconds to wait for requests that were due at the end.
 const GRACE_S: f64 = 5.0;
-/// So long before an event it is looked whether all is in place, in seconds.
+/// Seconds before an event at which placements and cluster are checked.
 const LOOK_S: f64 = 1.0;
-/// How often it is looked whether something is to be done.
+/// Time between two checks whether something is to be done.
 const POLL: Duration = Duration::from_millis(20);
-/// Time between two questions how the cluster is.
+/// Time between two requests for the cluster's health.
 const HEALTH: Duration = Duration::from_secs(1);
-/// Longest time in which an image is read back.
+/// Time limit for reading all images back.
 const COMPARE_LIMIT: Duration = Duration::from_secs(120);
-/// A placement bears the load if half of its requests take no longer than this, in microseconds, before anything happens.
+/// A placement bears the load if half of its requests take at most this many microseconds before
+/// the event.
 const BORNE_US_MAX: f64 = 500_000.0;
-/// The OSD that goes out, or stops.
+/// Number of the OSD that goes out or stops.
 const OSD: u32 = 0;
 
-/// Something that is to happen, and how often it has.
+/// An event that is due, with its cell and the number of its repeat.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Due {
     pub(super) event: Event,
@@ -47,7 +48,7 @@ pub(super) struct Due {
     pub(super) repeat: u32,
 }
 
-/// Everything that is to happen, in the order of the seed, repeat by repeat.
+/// All events of a suite, in the order of the seed, repeat by repeat.
 pub(super) fn due(suite: &Suite, seed: u64, is_done: &dyn Fn(&Due) -> bool) -> Vec<Due> {
     let mut random = Random::new(seed);
     let mut all = Vec::new();
@@ -58,13 +59,13 @@ pub(super) fn due(suite: &Suite, seed: u64, is_done: &dyn Fn(&Due) -> bool) -> V
         random.shuffle(&mut round);
         all.extend(round);
     }
-    // Left out only now: the order of the others stays that of the seed.
+    // Left out only now, so that the other events keep the order of the seed.
     all.retain(|due| !is_done(due));
     all
 }
 
-/// What has not yet happened of all that is to. What is not possible is what is not possible now: the lines of the results are those of
-/// every earlier start as well.
+/// The events that are still due. `not_run` says what is not possible now; the list in `results`
+/// also has entries of earlier starts.
 fn left(suite: &Suite, not_run: &[NotRun], results: &Results) -> Vec<Due> {
     let known: Vec<(String, Cell, u32)> = results.events.iter().map(key).collect();
     let is_done = |due: &Due| {
@@ -75,23 +76,24 @@ fn left(suite: &Suite, not_run: &[NotRun], results: &Results) -> Vec<Due> {
     due(suite, results.seed, &is_done)
 }
 
-/// What was seen beside what clients got.
+/// What was seen in addition to the clients' requests.
 #[derive(Default)]
 struct Seen {
     /// What was done, in words.
     what: String,
-    /// How the cluster was, and when it was asked, in seconds since the begin of the load, as all times here.
+    /// Health of the cluster and when it was read, in seconds since the beginning of the load, like
+    /// all times here.
     health: Vec<(f64, Health)>,
-    /// When placement groups were scrubbed, before and since.
+    /// Times of the last deep scrub of each placement group, before the event and since.
     scrubs: Option<BTreeMap<String, String>>,
     scrubs_since: Vec<(f64, BTreeMap<String, String>)>,
     back_s: Option<f64>,
-    /// Why it is not what was meant.
+    /// Why the event run does not count.
     faults: Vec<String>,
 }
 
 impl Seen {
-    /// Counts all times from this one on.
+    /// Makes all times relative to `event_s`.
     fn count_from(&mut self, event_s: f64) {
         self.health.iter_mut().for_each(|(at_s, _)| *at_s -= event_s);
         self.scrubs_since.iter_mut().for_each(|(at_s, _)| *at_s -= event_s);
@@ -100,7 +102,7 @@ impl Seen {
 }
 
 impl Runner<'_> {
-    /// Has everything happen that has not yet, but what is not possible now.
+    /// Runs all events that are still due and are possible now.
     pub(super) fn events(
         &self,
         not_run: &[NotRun],
@@ -132,7 +134,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Has an event happen on a new cluster.
+    /// Runs an event on a new cluster.
     fn event(&self, due: &Due, journal: &mut Journal, clock: &mut Clock) -> Result<EventRun, RunError> {
         let Due { event, cell, repeat } = due;
         let workload =
@@ -214,7 +216,8 @@ impl Runner<'_> {
         })
     }
 
-    /// Waits for the event's time, has it happen, and looks at the cluster all the while. Returns the times as they were.
+    /// Waits until the event is due, causes the event, and watches the cluster until the load ends.
+    /// Returns the actual times.
     fn watch(
         &self,
         testbed: &mut Testbed,
@@ -238,7 +241,8 @@ impl Runner<'_> {
             }
             if !looked && now_s() >= times.due - LOOK_S {
                 looked = true;
-                // What was not in place then tells nothing of a placement.
+                // If the placement is not in place now, the event shows nothing about the
+                // placement.
                 seen.faults.extend(testbed.holds().err().map(|why| why.to_string()));
                 if seen.health.last().is_none_or(|(_, health)| !health.is_clean()) {
                     seen.faults.push("the cluster was not clean before the event".into());
@@ -255,11 +259,11 @@ impl Runner<'_> {
                 come_back(testbed, event.kind)?;
                 seen.back_s = Some(now_s());
             }
-            // Between the look and the event nobody is asked who may take long to answer.
+            // Between the check and the event no command is sent that may take long to answer.
             if looked == happened && Instant::now() >= next_health && now_s() < times.end() {
                 next_health = Instant::now() + HEALTH;
                 let at_s = now_s();
-                // A monitor that does not answer is told by what is missing.
+                // If the monitor does not answer, the cluster's health is missing for that second.
                 seen.health.extend(testbed.cluster().health().ok().map(|health| (at_s, health)));
                 if event.kind == Happening::DeepScrub && happened {
                     let at_s = now_s();
@@ -270,7 +274,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Compares what the images have in the cluster with what clients were promised.
+    /// Compares the images in the cluster with the acknowledged writes of clients.
     fn acknowledged(
         &self,
         stand: &Stand,
@@ -318,7 +322,7 @@ impl Runner<'_> {
     }
 }
 
-/// Why clients had a load that the placement does not bear, from its windows.
+/// Why the clients' load was more than the placement bears, from its windows. `None` if it was not.
 fn not_borne(windows: &[EventWindow]) -> Option<String> {
     let before: Vec<&EventWindow> = windows.iter().filter(|window| window.begin_s < 0.0).collect();
     let bad: u64 = before.iter().map(|window| window.failed + window.unanswered).sum();
@@ -331,7 +335,7 @@ fn not_borne(windows: &[EventWindow]) -> Option<String> {
     Some(format!("the load was more than it bears: half of the requests took {median} before the event"))
 }
 
-/// What an event run is known by.
+/// Identity of an event run.
 fn key(run: &EventRun) -> (String, Cell, u32) {
     (run.event.clone(), run.cell.clone(), run.repeat)
 }
@@ -357,7 +361,7 @@ fn read_percent(workload: &Workload) -> u8 {
     }
 }
 
-/// Has it happen; returns what was done, in words.
+/// Causes the event. Returns what was done, in words.
 fn happen(testbed: &mut Testbed, kind: Happening, arrangement: &Arrangement) -> Result<String, RunError> {
     match kind {
         Happening::SsdDies => {
@@ -386,7 +390,7 @@ fn happen(testbed: &mut Testbed, kind: Happening, arrangement: &Arrangement) -> 
     }
 }
 
-/// What has gone comes back.
+/// Brings the OSD back that went out or stopped.
 fn come_back(testbed: &mut Testbed, kind: Happening) -> Result<(), RunError> {
     match kind {
         Happening::OsdOut => {
@@ -397,7 +401,7 @@ fn come_back(testbed: &mut Testbed, kind: Happening) -> Result<(), RunError> {
     }
 }
 
-/// Most OSDs that were down at one time since the event.
+/// Largest number of OSDs down at one time since the event.
 fn down(health: &[(f64, Health)]) -> Option<u32> {
     let since = health.iter().filter(|(at_s, _)| *at_s >= 0.0);
     since.map(|(_, health)| health.osds.saturating_sub(health.osds_up)).max()
@@ -439,7 +443,7 @@ mod tests {
         assert_eq!(all.len(), suite.happenings().len() * suite.repeats as usize);
         let fresh = [results.not_run[1].clone()];
         assert!(names(&fresh).contains(&stale[0].into()) && !names(&fresh).contains(&stale[1].into()));
-        // What has happened is not due, and was possible.
+        // Events that have happened are not due, and their placement was possible.
         results.events = happened;
         let left = left(&suite, &[], &results);
         let is_due =

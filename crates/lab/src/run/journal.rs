@@ -1,5 +1,5 @@
-//! A run in the making: one line of JSON for each thing that is known, on disk before the next one begins, so that a run that
-//! was killed goes on where it was.
+//! A journal of a run that is not finished: one line of JSON for each result, on disk before the
+//! next step begins. A run that was killed continues from it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -12,11 +12,11 @@ use crate::document;
 use crate::results::{EventRun, NotRun, Results, Run, Testbed};
 use crate::suite::Cell;
 
-/// A line.
+/// A line of the journal.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
-    /// The first one: results without any.
+    /// The first line: results without measurements.
     Header(Box<Results>),
     Testbed(Testbed),
     Run(Box<Run>),
@@ -24,16 +24,16 @@ enum Line {
     NotRun(NotRun),
 }
 
-/// The file, open at its end, and what it says.
+/// The journal, open for appending, and its contents.
 #[derive(Debug)]
 pub(super) struct Journal {
     file: File,
     path: PathBuf,
-    /// What is known so far.
+    /// The results so far.
     pub(super) results: Results,
 }
 
-/// The name of the file while a run is made.
+/// The path of the journal for results that go to `out`.
 pub fn path_of(out: &Path) -> PathBuf {
     let mut name = out.as_os_str().to_owned();
     name.push(".part");
@@ -41,7 +41,8 @@ pub fn path_of(out: &Path) -> PathBuf {
 }
 
 impl Journal {
-    /// Goes on with what is there, or begins with `header`. Says whether it goes on.
+    /// Continues the journal that exists, or begins one with `header`. The flag is true if it
+    /// continues.
     pub(super) fn open(out: &Path, header: Results, restart: bool) -> Result<(Journal, bool), RunError> {
         let path = path_of(out);
         let io = |what: &str| RunError::io(format!("cannot {what} {}", path.display()));
@@ -67,7 +68,8 @@ impl Journal {
                 }
                 let file = OpenOptions::new().append(true).open(&path).map_err(io("open"))?;
                 lock(&file, &path)?;
-                // What was being written when the last one was killed.
+                // The last line may be incomplete if the previous process was killed while it
+                // wrote.
                 file.set_len(good).map_err(io("write"))?;
                 Ok((Journal { file, path, results }, true))
             }
@@ -115,7 +117,7 @@ impl Journal {
         Ok(())
     }
 
-    /// All is measured: the results stand where they are wanted, and the journal goes.
+    /// Writes the results to `out` and removes the journal.
     pub(super) fn finish(mut self, out: &Path) -> Result<Results, RunError> {
         forget_past(&mut self.results);
         let text = serde_json::to_string(&self.results).expect("results are plain data") + "\n";
@@ -126,8 +128,8 @@ impl Journal {
     }
 }
 
-/// Takes the lines away that say of a placement that it was not possible, and that a run or an event shows to be past: it may have been
-/// possible later, when somebody else went on with it.
+/// Removes the entries about placements that were not possible but were measured later. A placement
+/// may become possible between two starts of a run.
 pub(super) fn forget_past(results: &mut Results) {
     let Results { not_run, runs, events, suite, .. } = results;
     let covers = |not_run: &NotRun, cell: &Cell| {
@@ -138,13 +140,14 @@ pub(super) fn forget_past(results: &mut Results) {
     not_run.retain(|not_run| !cells().any(|cell| covers(not_run, cell)));
 }
 
-/// Two runs do not write into one journal.
+/// Prevents two runs from writing one journal.
 fn lock(file: &File, path: &Path) -> Result<(), RunError> {
     let operation = rustix::fs::FlockOperation::NonBlockingLockExclusive;
     rustix::fs::flock(file, operation).map_err(|_| RunError::UnderWay(path.into()))
 }
 
-/// A testbed is told of again when one more placement has shown that it is in place.
+/// Replaces the entry of a testbed. A testbed is recorded again for each placement that has shown
+/// that it is in place.
 fn take_testbed(results: &mut Results, testbed: Testbed) {
     results.testbeds.retain(|known| known.id != testbed.id);
     results.testbeds.push(testbed);
@@ -155,7 +158,8 @@ fn take_not_run(results: &mut Results, not_run: NotRun) {
     results.not_run.push(not_run);
 }
 
-/// What a journal says, and how many of its bytes are whole lines; `None` if it is none.
+/// Reads a journal. Returns its results and the length of its complete lines in bytes, or `None` if
+/// it is not a journal.
 pub fn read(bytes: &[u8]) -> Option<(Results, u64)> {
     let mut results: Option<Results> = None;
     let mut good = 0;

@@ -1,4 +1,4 @@
-//! One measurement on a testbed.
+//! Measures one cell on a testbed.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -24,23 +24,24 @@ use crate::suite::{Caches, Cell, Guest, Tool, Workload};
 use crate::testbed::Testbed;
 use crate::words;
 
-/// Most passes over a set that is to be warm.
+/// Most passes over a set that should become warm.
 const WARM_PASSES_MAX: u32 = 8;
-/// It is warm when a pass misses less than this part of it: a miss on a slowed disk takes as long as hundreds of hits.
+/// A set is warm if a pass misses less than this part of it. A miss on a slowed disk takes as long
+/// as hundreds of hits.
 const WARM_MISSES_MAX: f64 = 0.000_2;
-/// Most times that clients do what they are going to do before they are measured.
+/// Most runs of a load that let the caches settle before the load is measured.
 const SETTLE_ROUNDS_MAX: u32 = 4;
-/// Bytes in which caches count what they miss.
+/// Bytes of a block in the caches' counters of misses.
 const CACHE_BLOCK_BYTES: f64 = 4096.0;
-/// What a load generator may take longer than it was told to.
+/// Extra time for a load generator, beyond the time it was given.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Longest pass over an image, with devices that answer at once.
+/// Time limit of a pass over an image, with devices that answer at once.
 pub(super) const PASS_LIMIT: Duration = Duration::from_secs(3_600);
-/// How often it is looked whether the clients have begun, or one has ended.
+/// Time between two checks whether all clients have begun, or one has ended.
 const POLL: Duration = Duration::from_millis(10);
-/// Longest wait until all clients have begun.
+/// Longest wait for all clients to begin.
 const BEGIN_LIMIT: Duration = Duration::from_secs(60);
-/// Rest between the preparation of a measurement and its begin.
+/// Pause between the preparation of a measurement and its beginning.
 pub(super) const REST: Duration = Duration::from_millis(300);
 
 /// A testbed with its images.
@@ -49,15 +50,16 @@ pub(super) struct Stand {
     pub(super) testbed: Testbed,
     /// Its number in the results.
     pub(super) id: u32,
-    /// Images, and how many bytes of each were ever written.
+    /// Images, and the bytes of each that were ever written.
     pub(super) images: Vec<(String, u64)>,
-    /// Objects beside them.
+    /// Objects in addition to the images.
     pub(super) objects: Objects,
-    /// What the caches hold, as far as they are going to.
+    /// The sets that the caches hold, as far as these fit. `None` if the caches are not known to be
+    /// warm.
     pub(super) warm: Option<Warm>,
 }
 
-/// What caches are warm with: the sets of so many clients and their neighbours.
+/// What caches are warm with: the sets of this number of clients and of neighbours.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Warm {
     tool: Tool,
@@ -65,18 +67,20 @@ pub(super) struct Warm {
     set_bytes: u64,
     clients: u32,
     neighbours: u32,
-    /// The workload that they have settled under, if it also writes: it leaves them as it has found them.
+    /// The workload under which the caches settled, if it reads and writes. Running it leaves the
+    /// caches as they are.
     workload: Option<String>,
 }
 
 impl Stand {
-    /// The images of so many neighbours: the last ones.
+    /// The images of this number of neighbours: the last ones.
     fn of_neighbours(&self, count: u32) -> impl Iterator<Item = Endpoint> {
         let first = self.images.len().saturating_sub(count as usize);
         self.images[first..].iter().map(|(image, _)| self.testbed.endpoint(image))
     }
 
-    /// What a cache takes a guest for that it is not, given the images of which it remembers a flush.
+    /// Why the cache treats a guest wrongly. `flushed` are the images for which the cache remembers
+    /// a flush. `None` if no guest is treated wrongly.
     fn mistaken(&self, flushed: Option<Vec<String>>, clients: u32, guest: Guest) -> Option<String> {
         let flushed = flushed?;
         let images: Vec<&String> = self.images[..clients as usize].iter().map(|(image, _)| image).collect();
@@ -84,7 +88,8 @@ impl Stand {
     }
 }
 
-/// The image whose guest is taken for what it is not, in words.
+/// Says which image's guest the cache treats wrongly: as a guest that flushes, or as a guest that
+/// never flushes.
 fn mistaken(images: &[&String], flushed: &[String], guest: Guest) -> Option<String> {
     let flushes = guest == Guest::Flushes;
     let image = images.iter().find(|image| flushed.contains(image) != flushes)?;
@@ -96,20 +101,20 @@ fn mistaken(images: &[&String], flushed: &[String], guest: Guest) -> Option<Stri
     })
 }
 
-/// Everything that is looked at before and after.
+/// Counters and states at one moment: before or after a window.
 struct Look {
     devices: BTreeMap<String, Counts>,
     placements: Map<String, Value>,
     transit: Option<Transit>,
     stages: Option<Counters>,
     osds: u32,
-    /// What a placement was instead of what it is to be.
+    /// Why a placement was not as it should be.
     out_of_place: Option<String>,
 }
 
 impl Runner<'_> {
-    /// Makes a measurement. What goes wrong with the load or with Ceph makes the run invalid; an error is what concerns the whole
-    /// suite.
+    /// Makes a measurement. Failures of the load or of Ceph make the run invalid. Errors are those
+    /// that concern the whole suite.
     pub(super) fn measure(&self, stand: &mut Stand, cell: &Cell, repeat: u32) -> Result<Run, RunError> {
         let workload = self.suite.workload(&cell.workload).expect("a suite's cells are of its workloads");
         let arrangement = Arrangement::parse(&cell.placement).map_err(RunError::Suite)?;
@@ -138,7 +143,8 @@ impl Runner<'_> {
         drop(directory);
         if let Some(ended) = &beside {
             got.failure = got.failure.or_else(|| ended.failure.clone());
-            // What devices have read meanwhile they have read for both.
+            // Device reads are for clients and neighbours together, so the neighbours' reads count
+            // too.
             let seconds = f64::from(self.suite.seconds);
             got.neighbours_read_bytes = (ended.read_bytes_per_s * seconds) as u64;
         }
@@ -150,7 +156,8 @@ impl Runner<'_> {
         let mistaken =
             mistaken.map_or_else(Some, |flushed| stand.mistaken(flushed, cell.clients, workload.guest));
         after.out_of_place = after.out_of_place.or(mistaken);
-        // What has to be written back goes at the devices' own speed once, where it is asked for.
+        // Dirty data is written back at the devices' own speed only after the first repeat of a
+        // cell of the deciding workload. Otherwise devices answer at once meanwhile.
         let timed = repeat == 1 && cell.workload == self.suite.deciding;
         let limit_s = if timed { self.drain_limit_s() } else { 0.0 };
         let stop = || self.interrupted().is_err();
@@ -168,12 +175,14 @@ impl Runner<'_> {
             figures: got.measured.figures(flushed),
             reads: got.measured.reads.figures(),
             writes: got.measured.write_figures(flushed),
-            // A write that is complete with its flush has no histogram: nobody counts the pairs.
+            // No histogram if a write is complete with its flush: nothing records which flush
+            // belongs to which write.
             histogram: if flushed { Vec::new() } else { got.measured.all().histogram() },
             invalid: Vec::new(),
             lower_bound: None,
             samples: Vec::new(),
-            // Nobody tells what of them is the neighbours'.
+            // With neighbours there are none: the counters include the neighbours' requests, which
+            // cannot be told apart.
             stages: if beside.is_some() { Vec::new() } else { stages(&before, &after) },
             transit_us: after.transit.zip(before.transit).and_then(|(after, before)| after.mean_us(before)),
             devices: after
@@ -189,13 +198,13 @@ impl Runner<'_> {
             fio: got.reports.clone(),
             neighbours: beside.map(|ended| ended.crowd),
         };
-        // Where nothing is read, what was ever written does not matter.
+        // Without reads it does not matter which data was ever written.
         let set_bytes = if workload.reads() { clients.set_bytes() * u64::from(clients.clients()) } else { 0 };
         let sets = (set_bytes, filled.bytes);
         Ok(self.judged(run, workload, &got, sets, (&before, &after), samples))
     }
 
-    /// Adds what follows from all that was seen: whether the run counts, and what it cost.
+    /// Adds what follows from the measurement: whether the run is valid, and its costs.
     fn judged(
         &self,
         mut run: Run,
@@ -223,7 +232,7 @@ impl Runner<'_> {
             flushes: if workload.sync == Sync::Flush { flushes(&run.placement) } else { None },
             read_bytes: got.measured.reads.ios * workload.block_bytes + got.neighbours_read_bytes,
             device_read_bytes: run.devices.values().map(|counts| counts.read_bytes).sum(),
-            // A store with one device has nothing beside it.
+            // A store with one device reports no data on a slower one.
             spilled_bytes: databases("slow_used_bytes"),
             database_bytes: databases("db_used_bytes"),
             requests: got.measured.all().ios,
@@ -244,7 +253,7 @@ impl Runner<'_> {
         run
     }
 
-    /// What the clients of a cell do, on what is in front of the cluster now.
+    /// The load of a cell's clients, on what is in front of the cluster now.
     fn clients(&self, stand: &Stand, cell: &Cell, workload: &Workload) -> Box<dyn Load> {
         let image = |client: u32| {
             let (image, written) = &stand.images[client as usize];
@@ -254,7 +263,8 @@ impl Runner<'_> {
         load::of(&self.suite, workload, cell.depth, cell.clients, &reach)
     }
 
-    /// Bytes of its image that a neighbour uses: as many as a client does, if clients have images.
+    /// Bytes of its image that a neighbour uses: as many as the workload's set has if clients have
+    /// images, otherwise all.
     fn neighbours_set_bytes(&self, workload: &Workload) -> u64 {
         let image_bytes = self.suite.ground.image_bytes;
         if workload.tool == Tool::Fio { workload.set_bytes.min(image_bytes) } else { image_bytes }
@@ -276,7 +286,8 @@ impl Runner<'_> {
         neighbours::start(&images, of, set_bytes, directory.path(), &stop).map(Some)
     }
 
-    /// Brings caches and what is read into the state that the workload wants; devices answer at once meanwhile.
+    /// Brings the caches, and the data that clients will read, into the state that the workload
+    /// needs. Devices answer at once meanwhile.
     pub(super) fn prepare(
         &self,
         stand: &mut Stand,
@@ -296,11 +307,13 @@ impl Runner<'_> {
         }
         let beside = self.suite.neighbours(cell).map_or(0, |neighbours| neighbours.count);
         stand.testbed.drain(0.0, &|| false).map_err(RunError::Placement)?;
-        // One that was something else in the measurement before is put in place anew.
+        // A placement in front of the cluster that was not as it should be in the measurement
+        // before is put in place anew.
         if let Some(front) = arrangement.front().filter(|_| stand.testbed.holds().is_err()) {
             self.front(stand, Some(front))?;
         }
-        // Nor does one forget that a client has flushed.
+        // A cache does not forget that a guest has flushed. If it has seen a flush, it is put in
+        // place anew for guests that never flush.
         if workload.guest == Guest::NeverFlushes
             && let Some(front) = arrangement.front()
         {
@@ -329,7 +342,7 @@ impl Runner<'_> {
             Caches::Warm if arrangement.caches_reads() && !arrangement.caches_in_memory() => {
                 let clients = self.clients(stand, cell, workload);
                 stand.testbed.prepare(|| {
-                    // What resists scans takes in what it sees again.
+                    // A cache that resists scans admits a block when it is read again.
                     for _ in 0..2 {
                         let set_bytes = self.neighbours_set_bytes(workload);
                         let images = stand.of_neighbours(beside).map(|image| (image, set_bytes));
@@ -341,7 +354,7 @@ impl Runner<'_> {
                 if settles {
                     self.settle(&stand.testbed, clients.as_ref(), workload)?;
                 }
-                // Until something else is read or written these blocks stay.
+                // These blocks stay until other data is read or written.
                 stand.warm = Some(warm);
                 stand.testbed.drain(0.0, &|| false).map_err(RunError::Placement)?;
             }
@@ -366,14 +379,15 @@ impl Runner<'_> {
         Ok(filled)
     }
 
-    /// Reads a set until a cache holds as much of it as it is going to.
+    /// Reads a client's set until a cache holds as much of it as it can.
     fn warm(&self, testbed: &Testbed, clients: &dyn Load, client: u32) -> Result<(), RunError> {
         let set_bytes = clients.set_bytes();
         let misses = || -> Result<f64, RunError> {
             let counters = testbed.counters().map_err(RunError::Placement)?;
             Ok(missed_blocks(&counters) * CACHE_BLOCK_BYTES)
         };
-        // The second pass tells nothing: a cache that resists scans takes in what it sees again, and has it from the third one on.
+        // The second pass shows nothing: a cache that resists scans admits blocks then, and holds
+        // them from the third pass on.
         until_warm(WARM_PASSES_MAX, 3, || {
             let before = misses()?;
             let watch = Watch::new(self, testbed, PASS_LIMIT);
@@ -382,22 +396,24 @@ impl Runner<'_> {
         })
     }
 
-    /// Has clients do what they are going to do, until a cache misses as little as it is going to: what is written takes the place of
-    /// something. SNIA's test specification calls that preconditioning that depends on the workload.
+    /// Runs the measured load until a cache misses as little as it can, because writes take the
+    /// place of cached blocks. SNIA's test specification calls that workload-dependent
+    /// preconditioning.
     fn settle(&self, testbed: &Testbed, clients: &dyn Load, workload: &Workload) -> Result<(), RunError> {
         until_warm(SETTLE_ROUNDS_MAX, 2, || {
             let Seen { got, before, after, .. } =
                 self.load(testbed, clients, workload.block_bytes, Vec::new())?;
             self.interrupted()?;
             let missed = missed_blocks(&after.placements) - missed_blocks(&before.placements);
-            // What fails here fails in the measurement, which says so.
+            // A load that fails here fails in the measurement too, which reports the reason.
             let goes_on = got.failure.is_none();
             Ok(goes_on.then(|| missed / got.measured.all().ios.max(1) as f64))
         })
     }
 
-    /// Runs all clients side by side, and looks at everything when the ramp of the last one ends and when the time of the first one is
-    /// over: counters and clients see one window. `beside` are the process ids of neighbours.
+    /// Runs all clients side by side. Reads all counters when the last client's ramp ends and when
+    /// the first client's time is over: counters and clients share this window. `beside` are the
+    /// process ids of neighbours.
     fn load(
         &self,
         testbed: &Testbed,
@@ -459,7 +475,8 @@ impl Runner<'_> {
         Ok(Seen { got, before, after, samples })
     }
 
-    /// When each client has begun. Those that end before, or take too long, are left out.
+    /// When each client began. Returns when all have begun, one has ended, the suite is interrupted
+    /// or [`BEGIN_LIMIT`] is over. Clients that have not begun by then are missing.
     fn all_begun(&self, running: &mut [Box<dyn Client>]) -> Vec<Instant> {
         let deadline = Instant::now() + BEGIN_LIMIT;
         loop {
@@ -473,7 +490,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Waits until then, or until a client has ended.
+    /// Waits until this time, a client's end, or an interruption.
     fn wait_until(&self, then: Instant, running: &mut [Box<dyn Client>]) {
         while Instant::now() < then
             && !running.iter_mut().any(|client| client.has_ended())
@@ -483,7 +500,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Why a load generator is not to go on.
+    /// Why a load generator should stop. `None` if it should go on.
     pub(super) fn stop_reason(&self, deadline: Instant) -> Option<String> {
         if self.interrupted().is_err() {
             return Some("it was interrupted".into());
@@ -492,9 +509,10 @@ impl Runner<'_> {
     }
 }
 
-/// Does something again, at most so often, until a cache misses next to nothing of it. A set that does not fit never gets there; it is as warm
-/// as it gets when a time is no better than the one before, from the time `told` on. `once` returns the part that was missed, or `None` if
-/// it is not to be done again.
+/// Repeats `once`, at most `most` times, until a cache misses next to nothing of a set. A set that
+/// does not fit never gets there. Such a set is as warm as it can be when a round, from round
+/// `told` on, misses more than 90 % of what the round before missed. `once` returns the part that
+/// was missed, or `None` to stop.
 fn until_warm(
     most: u32,
     told: u32,
@@ -511,14 +529,14 @@ fn until_warm(
     Ok(())
 }
 
-/// What was seen of a run.
+/// The outcome of a load.
 struct Seen {
     got: Got,
-    /// When the last client's ramp had ended.
+    /// Taken when the last client's ramp had ended.
     before: Look,
-    /// When the first client's time was over.
+    /// Taken when the first client's time was over.
     after: Look,
-    /// Between the two.
+    /// Samples between the two.
     samples: Vec<Sample>,
 }
 
@@ -527,12 +545,12 @@ struct Seen {
 struct Got {
     measured: Measured,
     commands: Vec<String>,
-    /// fio's own, of the clients that came to their end.
+    /// fio's own reports, of the clients that came to their end.
     reports: Vec<Value>,
     windows: Vec<Window>,
     bench: Option<Bench>,
     failure: Option<String>,
-    /// Bytes that neighbours have read meanwhile, about.
+    /// Bytes that neighbours read meanwhile, roughly.
     neighbours_read_bytes: u64,
 }
 
@@ -550,7 +568,7 @@ fn look(testbed: &Testbed) -> Look {
     }
 }
 
-/// The equal windows of all clients together; none where one of them has not told its rates.
+/// The equal windows of all clients together. Empty if a client did not report its rates.
 fn windows(
     rates: Vec<Option<Vec<[f64; 2]>>>,
     dirty: &[u64],
@@ -570,22 +588,24 @@ fn windows(
     dirty.iter().enumerate().map(of).collect()
 }
 
-/// Blocks that caches had not, all together.
+/// Blocks that caches missed, in total.
 fn missed_blocks(counters: &Map<String, Value>) -> f64 {
     counters.values().filter_map(|of| of["miss_blocks"].as_f64()).sum()
 }
 
-/// What placements have not written back, all together.
+/// Bytes that placements have not written back, in total.
 fn dirty_bytes(counters: &Map<String, Value>) -> u64 {
     let all = counters.values().filter_map(Value::as_object).flatten();
     all.filter(|(name, _)| name.ends_with("dirty_bytes")).filter_map(|(_, level)| level.as_u64()).sum()
 }
 
-/// Flushes of clients that have arrived: at the cache on the hypervisor, which has them, or else at the gateway.
+/// Flushes of clients that arrived at the cache on the hypervisor or, without such a cache, at the
+/// iSCSI gateway. `None` if neither counts them.
 fn flushes(counted: &Value) -> Option<u64> {
     let counted = counted.as_object()?;
     let on_host = counted.iter().find(|(name, _)| words::on_host(name)).map(|(_, counters)| counters);
-    // QEMU's own driver for images has librbd flush with reads, too: what is counted there proves nothing.
+    // QEMU's own rbd driver makes librbd flush with reads too, so that flushes counted there would
+    // prove nothing.
     let gateway = || counted.get(Access::Iscsi.name());
     on_host.or_else(gateway)?["flushes"].as_u64()
 }
@@ -599,7 +619,8 @@ fn stages(before: &Look, after: &Look) -> Vec<crate::collect::hops::Stage> {
     both.map(|(after, before)| after.since(before)).unwrap_or_default()
 }
 
-/// What placements have counted between two looks. A level, which is what is named after dirty bytes, is the one at the end.
+/// Counters of placements, as differences between two looks. A counter whose name ends with
+/// `dirty_bytes` is a level; its last value is kept.
 fn differences(before: &Map<String, Value>, after: &Map<String, Value>) -> Value {
     let of = |(name, now): (&String, &Value)| {
         let counters = now.as_object().into_iter().flatten().map(|(key, value)| {

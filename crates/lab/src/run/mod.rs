@@ -1,4 +1,5 @@
-//! Measures a suite: brings testbeds up, puts placements in place, lets clients work, and writes down what came out.
+//! Measures a suite: brings testbeds up, puts placements in place, lets clients work, and records
+//! the results.
 
 mod events;
 pub mod journal;
@@ -37,57 +38,59 @@ use schedule::{Block, Clock};
 use size::{is_left_out, not_run_clients, not_run_sizes};
 use watch::Watch;
 
-/// Seconds of a drain at the devices' own speed that are measured in the quick form, and otherwise.
+/// Seconds of a drain at the devices' own speed that are measured: in the quick form, and in the
+/// exact form.
 const DRAIN_S: (f64, f64) = (10.0, 600.0);
 
-/// How often what fails is tried: a cluster that broke is replaced once.
+/// Most attempts at any part of a suite: a cluster that broke is replaced once.
 const ATTEMPTS: u32 = 2;
-/// Unit of what new caches are written with.
+/// Fills of new caches write a multiple of this many bytes to each image.
 const AGED_UNIT_BYTES: u64 = 1 << 20;
-/// What is between client and OSDs where there is no network.
+/// The network between clients and OSDs when the cluster has no network of its own.
 const LOOPBACK: &str = "the loopback interface";
 
-/// What is to be done, and for whom.
+/// The suite to run and how to run it.
 #[derive(Debug)]
 pub struct Options<'a> {
-    /// The suite as it is to run.
+    /// The suite, in the form in which it runs.
     pub suite: Suite,
-    /// It is the quick form.
+    /// Whether this is the quick form.
     pub quick: bool,
-    /// What the order of measurements is drawn from.
+    /// The seed from which the order of measurements is drawn.
     pub seed: u64,
-    /// The command that the user gave.
+    /// The command line that repeats the run, with its seed.
     pub command: String,
-    /// The program `tidepool`.
+    /// Path of the program `tidepool`.
     pub program: PathBuf,
-    /// The commit of which it is built.
+    /// The commit from which `tidepool` was built.
     pub commit: String,
-    /// Parent of all directories.
+    /// Directory below which testbeds are made.
     pub parent: PathBuf,
-    /// Where the results go.
+    /// File to which the results are written.
     pub out: PathBuf,
-    /// What there is already is not wanted any more.
+    /// Begin anew: discard the journal of an unfinished run, and replace existing results.
     pub restart: bool,
-    /// The release of Ceph that placements are asked about, where it is not the one that is installed: it is going to be.
+    /// The release of Ceph for which placements are probed. `None`: the installed release.
     pub release: Option<u32>,
-    /// Set when the user wants it to end.
+    /// Set when the user wants the run to end.
     pub stop: &'a AtomicBool,
-    /// Images are not filled before they are measured; to show that such runs do not count.
+    /// Images are not filled before they are measured. This shows that such runs are found invalid.
     pub unfilled: bool,
-    /// What is added to a hop while clients run; to show that it is found there.
+    /// A time that is added to a hop while clients run. This shows that the measurement finds it in
+    /// that hop.
     pub added: Option<Added>,
 }
 
-/// What is going on.
+/// State of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Progress {
-    /// Measurements that are done.
+    /// Measurements and events that are done.
     pub done: usize,
-    /// All of them.
+    /// All measurements and events.
     pub total: usize,
-    /// Seconds left, as far as that is known.
+    /// Estimated seconds left.
     pub left_s: f64,
-    /// What comes now.
+    /// The next step, in words.
     pub what: String,
 }
 
@@ -97,31 +100,31 @@ pub enum RunError {
     /// The user has interrupted it.
     #[error("interrupted; the same command, without --restart, goes on where it was")]
     Interrupted,
-    /// There are results already.
+    /// A results file exists already.
     #[error("{}: it has run already; choose another --out, or --restart", .0.display())]
     Finished(PathBuf),
-    /// The file of a run in the making is none.
+    /// The journal (`OUT.part`) cannot be read as a journal.
     #[error("{}: no run in the making; remove it, or --restart", .0.display())]
     NoJournal(PathBuf),
-    /// The file of a run in the making is that of another suite.
+    /// The journal (`OUT.part`) belongs to another suite, or to other devices or programs.
     #[error(
         "{}: a run of another suite, or with other devices or programs; choose another --out, or --restart",
         .0.display()
     )]
     Other(PathBuf),
-    /// Somebody else is at it.
+    /// Another process is writing the journal.
     #[error("{}: another run is writing it", .0.display())]
     UnderWay(PathBuf),
-    /// What was measured so far had a network.
+    /// The measurements so far were made with a network, and now there is none.
     #[error("what was measured so far had a network, and now there is none: {0}")]
     NoNetwork(String),
-    /// Some of it could not be measured.
+    /// A part of the suite could not be measured.
     #[error("not all was measured; the same command tries the rest again; the first thing that failed: {0}")]
     Failed(String),
     /// Nothing of the suite can run here.
     #[error("nothing of it can run here; {0}")]
     Nothing(String),
-    /// The suite names what there is not.
+    /// The suite names something that does not exist.
     #[error("the suite: {0}")]
     Suite(String),
     /// A placement or its testbed failed.
@@ -130,10 +133,10 @@ pub enum RunError {
     /// A load generator failed outside of a measurement.
     #[error(transparent)]
     Load(LoadError),
-    /// A file could not be had.
+    /// A file operation failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation that was tried.
         what: String,
         /// Why it failed.
         source: io::Error,
@@ -146,24 +149,26 @@ impl RunError {
     }
 }
 
-/// A suite on its way.
+/// A suite while it is being run.
 struct Runner<'a> {
     suite: Suite,
     options: Options<'a>,
     progress: &'a dyn Fn(&Progress),
     begun: Instant,
-    /// Processors of the machine.
+    /// Processors that could be used when the journal was begun.
     cpus: usize,
     /// Why clusters cannot have the network that the suite wants.
     no_network: Option<String>,
-    /// What failed first in this attempt.
+    /// The first failure of this attempt.
     failed: RefCell<Option<String>>,
 }
 
-/// Measures a suite and returns its results, which are then also in [`Options::out`]. `progress` is told what comes next.
+/// Measures a suite and returns its results, which are then also in [`Options::out`]. `progress` is
+/// called with the next step.
 ///
 /// # Errors
-/// When it cannot begin, is interrupted, or cannot write down what it has measured. What was measured is kept for the next time.
+/// If the suite cannot begin, is interrupted, cannot be measured completely, or its results cannot
+/// be written. Finished measurements are kept for the next run.
 pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results, RunError> {
     let header = header(&options)?;
     let (mut journal, resumed) = Journal::open(&options.out, header, options.restart)?;
@@ -226,7 +231,7 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
                 break;
             }
             if attempt == ATTEMPTS {
-                // A cluster that broke has ended its block without a word.
+                // A block whose OSDs stopped answering ends early without recording a failure.
                 let broke = || format!("an OSD ended in each of {ATTEMPTS} attempts");
                 runner.failed.borrow_mut().get_or_insert_with(broke);
                 break;
@@ -252,7 +257,7 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
     journal.finish(&out)
 }
 
-/// The results before anything was measured.
+/// The results before the first measurement.
 fn header(options: &Options<'_>) -> Result<Results, RunError> {
     let suite = &options.suite;
     let mut classes = vec![suite.ground.disk.clone(), suite.ground.ssd.clone()];
@@ -288,7 +293,7 @@ fn class(name: &str) -> Result<Preset, RunError> {
 }
 
 impl Frozen {
-    /// A class as it is now.
+    /// The class as it is now, with the SHA-256 of its specification.
     pub fn of(preset: &Preset) -> Frozen {
         let text = serde_json::to_vec(&preset.spec).expect("a spec is plain data");
         let sha256 = Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect();
@@ -296,30 +301,32 @@ impl Frozen {
     }
 }
 
-/// What a suite would do, without doing it.
+/// The steps of a suite, without running it.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Plan {
-    /// Testbeds in their order, each with what is measured on it.
+    /// Testbeds in their order, each with its measurements.
     pub testbeds: Vec<PlannedTestbed>,
-    /// Placements that are not possible here, and why.
+    /// Placements and set-ups that are not measured or not possible here, and workloads that are
+    /// left out, with the reasons.
     pub not_run: Vec<NotRun>,
     /// Sizes of clusters that are not measured, and why.
     pub not_run_sizes: Vec<NotRunSize>,
     /// Numbers of clients with which nothing is measured, and why.
     pub not_run_clients: Vec<NotRunClients>,
-    /// Measurements.
+    /// Number of measurements.
     pub runs: usize,
-    /// What happens under load, each on a cluster of its own: repeat, placement, event, and what clients do.
+    /// The events under load, each on a cluster of its own: repeat, placement, event, and what
+    /// clients do.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub events: Vec<(u32, String, String, String)>,
-    /// Seconds, roughly.
+    /// Estimated duration in seconds.
     pub seconds: f64,
-    /// Bytes on this machine's disk at one time, at most.
+    /// Most bytes on this machine's disk at one time.
     pub bytes: u64,
-    /// The release of Ceph, where it is not the one that is installed.
+    /// The release of Ceph, if it is not the installed one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub release: Option<u32>,
-    /// Bytes beside these for a root directory with that release.
+    /// Bytes, in addition to `bytes`, for a root directory with that release.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root_bytes: Option<u64>,
 }
@@ -327,20 +334,20 @@ pub struct Plan {
 /// One testbed of a plan.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct PlannedTestbed {
-    /// What is below the cluster.
+    /// The names of the placements below the cluster.
     pub below: String,
     /// The class of the SSD.
     pub ssd: String,
-    /// Disks and OSDs on each.
+    /// Disks, and OSDs on each.
     pub disks: (u32, u32),
     /// Measurements in their order: repeat, placement, workload and the load generator's arguments.
     pub runs: Vec<(u32, String, String, String)>,
 }
 
-/// Says what [`run`] would do.
+/// Returns what [`run`] would do, without doing it.
 ///
 /// # Errors
-/// When the suite names what there is not.
+/// If the suite names something that does not exist.
 pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
     let suite = &options.suite;
     let left_out = header(options)?;
@@ -361,7 +368,8 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
     let written = (images + objects) * u64::from(suite.ground.replicas_max());
     let due = events::due(suite, options.seed, &|due| impossible(&due.cell, 0));
     let load_s: u32 = due.iter().map(|due| due.event.load_s(suite)).sum();
-    // All of a hypervisor and all of a server: which of them it takes depends on the placement.
+    // An event's SSDs are in all servers or in up to two hypervisors, depending on the placement.
+    // Count the larger number.
     let ssds = if due.is_empty() { ssds } else { ssds.max(u64::from(servers.max(1)).max(2)) };
     Ok(Plan {
         seconds: Clock::new(suite).left_s(blocks.len() + due.len(), runs) + f64::from(load_s),
@@ -378,7 +386,9 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
     })
 }
 
-/// What the suite is without, and what is not possible here, with that release of Ceph or the one that is installed.
+/// Placements and workloads that the suite leaves out, set-ups that it does not measure, and
+/// placements that are not possible here with release `ceph` (or, if that is `None`, the installed
+/// release).
 fn not_run(suite: &Suite, ceph: Option<u32>) -> Result<Vec<NotRun>, RunError> {
     let ceph = ceph.or_else(cluster::release);
     let mut not_run = Vec::new();
@@ -410,7 +420,7 @@ fn not_run(suite: &Suite, ceph: Option<u32>) -> Result<Vec<NotRun>, RunError> {
     Ok(not_run)
 }
 
-/// A measurement is not possible here, or left out.
+/// Whether a measurement is left out or not possible here.
 fn is_not_run(suite: &Suite, not_run: &[NotRun], cell: &Cell) -> bool {
     let workload = suite.workload(&cell.workload);
     workload.is_some_and(|workload| not_run.iter().any(|found| found.covers(&cell.placement, workload)))
@@ -451,7 +461,7 @@ fn planned_event(suite: &Suite, due: &events::Due) -> (u32, String, String, Stri
 }
 
 impl Runner<'_> {
-    /// All measurements and events, those that are impossible included.
+    /// Fails once the user wants the run to end.
     fn interrupted(&self) -> Result<(), RunError> {
         if self.options.stop.load(Ordering::Acquire) { Err(RunError::Interrupted) } else { Ok(()) }
     }
@@ -460,7 +470,8 @@ impl Runner<'_> {
         if self.options.quick { DRAIN_S.0 } else { DRAIN_S.1 }
     }
 
-    /// Measures everything that is measured on one testbed. One that does not come up leaves its placements unmeasured.
+    /// Makes all measurements on one testbed. If the testbed does not come up, its measurements are
+    /// not made in this attempt.
     fn block(
         &self,
         block: &Block,
@@ -505,17 +516,18 @@ impl Runner<'_> {
                 clock.run(start.elapsed().as_secs_f64());
                 left -= 1;
                 if stand.testbed.is_broken() {
-                    // What is left of the block gets a new cluster.
+                    // The next attempt makes the rest of the block on a new cluster.
                     return Ok(());
                 }
             }
         }
-        // An image is given back as it was: with everything in it.
+        // Removing the placement gives the images back with everything that was written to them.
         let given_back = stand.testbed.front(None).and_then(|_| stand.testbed.reach(Access::Librbd));
         self.attempt(given_back.map_err(RunError::Placement)).map(drop)
     }
 
-    /// What is wrong with one testbed is remembered and ends that, not the suite.
+    /// Remembers the failure of one testbed. The failure ends the work on that testbed, not the
+    /// suite.
     fn attempt<T>(&self, outcome: Result<T, RunError>) -> Result<Option<T>, RunError> {
         match outcome {
             Ok(value) => Ok(Some(value)),
@@ -528,7 +540,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Brings a testbed up and fills its images.
+    /// Brings a testbed up, fills its images, and fills the caches below the cluster.
     fn stand(&self, block: &Block, journal: &mut Journal) -> Result<Stand, RunError> {
         let (ground, shape) = (&self.suite.ground, &block.shape);
         let arrangement = Arrangement::parse(&shape.below).map_err(RunError::Suite)?;
@@ -566,7 +578,8 @@ impl Runner<'_> {
         let ceph =
             testbed.cluster().ceph(&["version"]).map_err(|e: ClusterError| RunError::Placement(e.into()))?;
         testbed.filled().map_err(RunError::Placement)?;
-        // Objects of rados bench age nothing: a suite of those alone measures caches that were never full.
+        // Caches are filled through images. A suite with only rados bench workloads measures caches
+        // that were never full.
         if !images.is_empty() && arrangement.caches_below() {
             let caches_bytes = testbed.ssd_share_bytes() * u64::from(ground.servers.max(1));
             let copies = u64::from(shape.replicas) * images.len() as u64;
@@ -586,7 +599,8 @@ impl Runner<'_> {
         Ok(Stand { testbed, id, images, objects: Objects::none(), warm: None })
     }
 
-    /// Passes over images side by side, over each from its begin on, so many bytes of each.
+    /// Passes over several images at the same time: over the given number of bytes of each, from
+    /// its beginning.
     fn pass_over(
         &self,
         testbed: &Testbed,
@@ -603,8 +617,8 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Has as much written through new caches as they hold, images again and again if need be: one that was never full takes writes in for
-    /// nothing.
+    /// Writes through new caches as many bytes as they hold, over the images several times if
+    /// needed. A cache that was never full would take writes in at no cost.
     fn age(&self, testbed: &Testbed, images: impl Iterator<Item = (Endpoint, u64)>) -> Result<(), RunError> {
         if self.options.unfilled {
             return Ok(());
@@ -614,7 +628,8 @@ impl Runner<'_> {
         let mut left: Vec<(Endpoint, u64)> = images.collect();
         testbed.prepare(|| {
             while left.iter().any(|(_, bytes)| whole(*bytes) > 0) {
-                // A cache remembers that its guest has flushed, which not every guest of a workload does.
+                // This pass sends no flush: a cache remembers that its guest has flushed, and the
+                // guests of some workloads never flush.
                 self.pass_over(
                     testbed,
                     Pass::Write,
@@ -627,14 +642,15 @@ impl Runner<'_> {
         testbed.drain(0.0, &|| self.interrupted().is_err()).map(drop).map_err(RunError::Placement)
     }
 
-    /// The delay of a packet before it is slowed as the devices are; none where there is no network.
+    /// The suite's delay of a packet, each way, before it is slowed like the devices. `None`
+    /// without a network or a delay.
     fn delay(&self) -> Option<Duration> {
         let Ground { servers, delay_us, .. } = self.suite.ground;
         let there = servers > 0 && delay_us > 0 && self.no_network.is_none();
         there.then(|| Duration::from_micros(delay_us.into()))
     }
 
-    /// What is between clients and OSDs, in words.
+    /// The network between clients and OSDs, in words.
     fn network(&self, testbed: &Testbed) -> String {
         let loopback = || match &self.no_network {
             None => LOOPBACK.to_string(),
@@ -643,7 +659,8 @@ impl Runner<'_> {
         testbed.cluster().network().map_or_else(loopback, Network::describe)
     }
 
-    /// Lines for ceph.conf: OSDs keep little in memory, because sets are smaller here than in a data centre.
+    /// Lines for ceph.conf. OSDs cache little in memory, because sets are smaller here than in a
+    /// data centre.
     fn ceph_conf(&self) -> Vec<String> {
         let bytes = self.suite.ground.osd_cache_bytes;
         let mut lines = vec![
@@ -656,13 +673,13 @@ impl Runner<'_> {
         lines
     }
 
-    /// The path by which a measurement has hypervisors reach images.
+    /// The access path by which a measurement's hypervisors reach images.
     fn path(&self, cell: &Cell) -> Result<Access, RunError> {
         let arrangement = Arrangement::parse(&cell.placement).map_err(RunError::Suite)?;
         arrangement.path(self.suite.access(cell)).map_err(RunError::Suite)
     }
 
-    /// Puts what a measurement wants in front of the cluster, on its path.
+    /// Puts the placement of a measurement in front of the cluster, on its access path.
     fn place(
         &self,
         stand: &mut Stand,
@@ -679,14 +696,16 @@ impl Runner<'_> {
         note(stand, journal, on_path(&cell.placement, path), proof)
     }
 
-    /// Has a placement stand in front of the cluster, new and written full; returns the proof.
+    /// Puts a new placement in front of the cluster, or none. A cache that keeps reads, and is not
+    /// in memory, is then written full. Returns the proof.
     fn front(&self, stand: &mut Stand, front: Option<&'static dyn Placement>) -> Result<Value, RunError> {
         stand.warm = None;
         let proof = stand.testbed.front(front).map_err(RunError::Placement)?;
         if front.is_some_and(|front| front.caches_reads() && !front.caches_in_memory()) {
             let on_host = stand.images.len().div_ceil(self.suite.ground.hypervisors.max(1) as usize);
             let bytes = stand.testbed.ssd_share_bytes() / on_host.max(1) as u64;
-            // What a cache is filled with before anything is measured need not go through a guest, which is slow.
+            // Caches are filled without the guests in between, because requests through a guest are
+            // slow.
             let image = |(image, _): &(String, u64)| (stand.testbed.outside(image), bytes);
             self.age(&stand.testbed, stand.images.iter().map(image))?;
         }
@@ -694,7 +713,7 @@ impl Runner<'_> {
     }
 }
 
-/// Writes down what shows that something is in place on a testbed, by its name.
+/// Records the proof that something is in place on a testbed, under a name.
 fn note(stand: &Stand, journal: &mut Journal, name: String, proof: Value) -> Result<(), RunError> {
     let known = journal.results.testbeds.iter().find(|testbed| testbed.id == stand.id);
     let Some(mut testbed) = known.cloned().filter(|_| !proof.is_null()) else { return Ok(()) };
@@ -702,12 +721,13 @@ fn note(stand: &Stand, journal: &mut Journal, name: String, proof: Value) -> Res
     if changed { journal.testbed(testbed) } else { Ok(()) }
 }
 
-/// What a placement is called that stands on a path.
+/// The name of a placement on an access path.
 fn on_path(placement: &str, access: Access) -> String {
     if access.is_librbd() { placement.into() } else { format!("{placement} over {access}") }
 }
 
-/// Where results go unless another place is named; `told` is what all of the suite was told, such as an access path.
+/// The results file if none is named. `told` are the options that apply to the whole suite, such as
+/// an access path.
 pub fn default_out(suite: &Suite, told: &[String], quick: bool) -> PathBuf {
     let name =
         Path::new(&suite.name).file_stem().map_or_else(|| "suite".into(), |name| name.to_string_lossy());

@@ -1,5 +1,5 @@
-//! In which order a suite is measured: by testbeds, because they take long to come up, and at random otherwise, so that what
-//! changes with time favours no placement.
+//! The order of a suite's measurements: by testbed, because testbeds take long to come up, and
+//! otherwise random, so that changes over time favour no placement.
 
 use std::collections::BTreeSet;
 
@@ -11,21 +11,21 @@ use crate::suite::{Cell, Suite};
 use crate::testbed::Ssds;
 use crate::verdict;
 
-/// Seconds for a testbed to come up with its images filled, until it is known better.
+/// Seconds for a testbed with filled images to come up, until measured times are known.
 const TESTBED_S: f64 = 45.0;
-/// Seconds around a measurement, until it is known better.
+/// Seconds around a measurement, until measured times are known.
 const AROUND_S: f64 = 3.0;
 
-/// What placements have in common that are measured on one testbed.
+/// What placements on one testbed have in common.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Shape {
-    /// Names of what is below the cluster, joined by `+`.
+    /// Names of the placements below the cluster, joined by `+`.
     pub below: String,
     /// Class of the SSD.
     pub ssd: String,
-    /// Parts of an SSD in a server.
+    /// Number of parts into which an SSD in a server is divided.
     pub ssd_shares: u32,
-    /// Disks.
+    /// Disks of the cluster.
     pub disks: u32,
     /// OSDs on each disk.
     pub osds_per_disk: u32,
@@ -38,7 +38,7 @@ pub struct Shape {
 pub struct Block {
     /// The testbed.
     pub shape: Shape,
-    /// In the order in which they are made: what is put in front of the cluster for each, and what is measured then.
+    /// The steps in their order: the placement in front of the cluster, and its measurements.
     pub steps: Vec<Step>,
 }
 
@@ -47,17 +47,17 @@ pub struct Block {
 pub struct Step {
     /// The placement, as the suite names it.
     pub placement: String,
-    /// Which of the repeats, from 1.
+    /// Number of the repeat, from 1.
     pub repeat: u32,
-    /// What is measured.
+    /// The measurements.
     pub cells: Vec<Cell>,
 }
 
 impl Block {
-    /// Where a testbed for it has SSDs, with clients on so many hypervisors.
+    /// Places of the SSDs of a testbed for this block, with clients on this number of hypervisors.
     ///
     /// # Errors
-    /// When the name of a placement is none.
+    /// If a placement's name is not valid.
     pub fn ssds(&self, hypervisors: u32) -> Result<Ssds, String> {
         let found = self.steps.iter().map(|step| Arrangement::parse(&step.placement));
         Ok(Ssds::of(&found.collect::<Result<Vec<_>, _>>()?, hypervisors))
@@ -65,10 +65,10 @@ impl Block {
 }
 
 impl Shape {
-    /// What a placement needs.
+    /// The shape of a testbed for this cell.
     ///
     /// # Errors
-    /// When its name is none.
+    /// If the placement's name is not valid.
     pub fn of(suite: &Suite, cell: &Cell) -> Result<Shape, String> {
         let arrangement = Arrangement::parse(&cell.placement)?;
         let below = arrangement.within(&Layer::BELOW);
@@ -87,10 +87,11 @@ impl Shape {
     }
 }
 
-/// The blocks of so many repeats of a suite in the order of `seed`. What `done` says of a cell and a repeat is left out.
+/// The blocks of a suite's first `repeats` repeats, in the order of `seed`, without the cells and
+/// repeats for which `done` is true.
 ///
 /// # Errors
-/// When a placement is none.
+/// If a placement is not valid.
 pub fn blocks(
     suite: &Suite,
     repeats: u32,
@@ -115,20 +116,21 @@ pub fn blocks(
                 let mut placements: Vec<&String> =
                     on_it().map(|cell| &cell.placement).collect::<BTreeSet<_>>().into_iter().collect();
                 random.shuffle(&mut placements);
-                // What a cache in front has written changes the OSDs: the cluster without one is measured as it was made.
+                // Writes through a cache in front of the cluster change the OSDs. So the cluster is
+                // measured without such a cache first.
                 placements.sort_by_key(|placement| has_front(placement));
                 for placement in placements {
                     let mut cells: Vec<Cell> =
                         on_it().filter(|cell| cell.placement == *placement).cloned().collect();
                     random.shuffle(&mut cells);
-                    // A cache that much was written to gets what it had read back only in part, the less so after a set that was too large.
-                    // Another access path takes its time, and makes caches cold.
-                    // Neighbours change caches and OSDs, too.
+                    // After many writes, a cache regains only a part of the blocks that it had
+                    // read, especially after a set that was too large. Another access path takes
+                    // time and makes caches cold. Neighbours also change caches and OSDs.
                     cells.sort_by_key(|cell| {
                         let beside = cell.neighbours.is_some();
                         (cell.workload != suite.deciding, suite.access(cell), !fits(suite, cell), beside)
                     });
-                    // Left out only now: the order of the others stays that of the seed.
+                    // Left out only now, so that the other cells keep the order of the seed.
                     let wanted = |cell: &Cell| {
                         cell.workload == suite.deciding || repeat <= suite.repeats_of(&cell.workload)
                     };
@@ -146,19 +148,20 @@ pub fn blocks(
     Ok(blocks)
 }
 
-/// Something stands between its clients and the cluster.
+/// Whether something stands between a placement's clients and the cluster.
 fn has_front(placement: &str) -> bool {
     Arrangement::parse(placement).is_ok_and(|arrangement| arrangement.front().is_some())
 }
 
-/// The sets of a measurement fit the SSDs.
+/// Whether the sets of a measurement fit the SSDs.
 fn fits(suite: &Suite, cell: &Cell) -> bool {
     let images = cell.clients + suite.neighbours(cell).map_or(0, |neighbours| neighbours.count);
     suite.workload(&cell.workload).is_some_and(|workload| suite.ground.fits(workload, images))
 }
 
-/// Placements of which the deciding workload gets a repeat beyond the suite's: those that the repeats before it do not tell apart. None
-/// once they do, or there are as many as the suite allows.
+/// Placements for which the deciding workload gets repeat number `repeat`, beyond the suite's:
+/// those that the repeats before it do not tell apart. Empty once all placements are told apart, or
+/// once the maximum of repeats is reached.
 pub fn contenders(results: &Results, repeat: u32) -> BTreeSet<String> {
     if repeat > Looks::of(&results.suite).last() {
         return BTreeSet::new();
@@ -167,7 +170,7 @@ pub fn contenders(results: &Results, repeat: u32) -> BTreeSet<String> {
     verdict::undecided(&results.with_runs(before))
 }
 
-/// Tells how much time is left.
+/// Estimates the time left.
 #[derive(Debug, Clone)]
 pub struct Clock {
     testbeds: (u32, f64),
@@ -177,7 +180,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Before anything was measured.
+    /// A clock before the first measurement.
     pub fn new(suite: &Suite) -> Clock {
         Clock {
             testbeds: (0, 0.0),
@@ -187,17 +190,17 @@ impl Clock {
         }
     }
 
-    /// A testbed came up in `seconds`.
+    /// Records that a testbed came up in `seconds`.
     pub fn testbed(&mut self, seconds: f64) {
         self.testbeds = (self.testbeds.0 + 1, self.testbeds.1 + seconds);
     }
 
-    /// A measurement took `seconds`, all around it included.
+    /// Records that a measurement, with everything around it, took `seconds`.
     pub fn run(&mut self, seconds: f64) {
         self.runs = (self.runs.0 + 1, self.runs.1 + seconds);
     }
 
-    /// Seconds for so many testbeds and measurements.
+    /// Estimated seconds for this number of testbeds and measurements.
     pub fn left_s(&self, testbeds: usize, runs: usize) -> f64 {
         let mean =
             |(count, sum): (u32, f64), first: f64| if count == 0 { first } else { sum / f64::from(count) };
@@ -223,7 +226,8 @@ mod tests {
         let runs: usize = blocks.iter().flat_map(|block| &block.steps).map(|step| step.cells.len()).sum();
         let wanted: u32 = suite.cells().iter().map(|cell| suite.repeats_of(&cell.workload)).sum();
         assert_eq!(runs, wanted as usize);
-        // What is in front of a cluster stands before one and the same.
+        // Placements in front of the cluster have the same shape of testbed as the cluster without
+        // them.
         let with = |name: &str| {
             let of = |block: &&Block| block.steps.iter().any(|step| step.placement == name);
             blocks.iter().filter(of).map(|block| block.shape.clone()).collect::<Vec<_>>()
@@ -236,7 +240,7 @@ mod tests {
         };
         assert_eq!(ssds("osd-tidepool"), Ssds { in_servers: true, hosts: 0 });
         assert_eq!(ssds("host-tidepool"), Ssds { in_servers: false, hosts: 2 });
-        // Both factors are those of one cluster.
+        // Both slowing factors are measured on the same cluster.
         assert_eq!(with("filestore-journal").len(), suite.repeats as usize);
         assert_ne!(with("filestore-journal"), with("filestore-journal@ssd-sata-consumer"));
         let (baseline, again) = (with("bluestore-colocated"), with("bluestore-colocated+again"));
@@ -246,7 +250,8 @@ mod tests {
         );
     }
 
-    /// Clusters of each placement and of the first size on which a suite measures its deciding workload, at each factor.
+    /// Number of clusters with the first size on which a suite measures its deciding workload, for
+    /// each placement and factor.
     fn deciding_clusters(suite: &Suite) -> BTreeMap<(String, u32), usize> {
         let mut clusters = BTreeMap::new();
         let first = suite.sizes()[0];
@@ -265,14 +270,15 @@ mod tests {
 
     #[test]
     fn every_suite_decides_on_several_clusters_at_two_factors_and_measures_its_baseline_twice() {
-        // Nothing is ranked of a suite that has events alone.
+        // A suite with events only ranks nothing.
         for exact in Suite::built_in().into_iter().filter(|suite| !suite.cells().is_empty()) {
             for (suite, least) in [(exact.clone().quick(), 3), (exact, 5)] {
                 let clusters = deciding_clusters(&suite);
                 assert!(clusters.values().all(|count| *count >= least), "{} {clusters:?}", suite.name);
                 let (ground, baseline) = (&suite.ground, &suite.baseline);
                 if ground.disk == "nvme" {
-                    // Slowed, it would be anything but what it is to be: Ceph's own code takes the time there.
+                    // A slowed NVMe device is not what it should be: Ceph's own code takes the time
+                    // there.
                     assert_eq!((ground.slowed_by, ground.second_slowed_by), (1, None), "{}", suite.name);
                 } else {
                     let second = ground.second_slowed_by.expect("a second factor");

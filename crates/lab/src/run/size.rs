@@ -1,10 +1,11 @@
-//! Which sizes of clusters and numbers of clients are not measured, and why.
+//! Cluster sizes and numbers of clients that are not measured, and why.
 
 use crate::results::{NotRunClients, NotRunSize, Results};
 use crate::suite::{Cell, ClusterSize, Suite};
 use crate::words;
 
-/// What so many of something on a machine with so many processors take more than the suite allows.
+/// Why a machine with `cpus` processors cannot run `count` of something, of which the suite allows
+/// `most` on each processor. `None` if it can.
 fn too_many(count: u32, what: &str, most: u32, cpus: usize) -> Option<String> {
     let needed = count.div_ceil(most.max(1));
     (needed as usize > cpus).then(|| {
@@ -16,7 +17,8 @@ fn too_many(count: u32, what: &str, most: u32, cpus: usize) -> Option<String> {
     })
 }
 
-/// Sizes that the suite is without, and those with more OSDs than it allows on a machine with so many processors.
+/// The cluster sizes that the suite is without, and those with more OSDs than it allows on this
+/// number of processors.
 pub(super) fn not_run_sizes(suite: &Suite, cpus: usize) -> Vec<NotRunSize> {
     let why = |size: &ClusterSize| {
         if suite.without_sizes.contains(size) {
@@ -28,14 +30,14 @@ pub(super) fn not_run_sizes(suite: &Suite, cpus: usize) -> Vec<NotRunSize> {
     suite.ground.sizes().into_iter().filter_map(not_run).collect()
 }
 
-/// Numbers of clients that are more than the suite allows on a machine with so many processors.
+/// The numbers of clients that are larger than the suite allows on this number of processors.
 pub(super) fn not_run_clients(suite: &Suite, cpus: usize) -> Vec<NotRunClients> {
     let Some(most) = suite.ground.clients_per_processor_max else { return Vec::new() };
     let why = |clients: u32| Some(NotRunClients { clients, why: too_many(clients, "client", most, cpus)? });
     suite.clients().into_iter().filter_map(why).collect()
 }
 
-/// A cell is of a size, or has a number of clients, that is not measured.
+/// Whether the cell has a size or a number of clients that is not measured.
 pub(super) fn is_left_out(results: &Results, cell: &Cell) -> bool {
     let size = ClusterSize { disks: cell.disks, osds_per_disk: cell.osds_per_disk };
     results.not_run_sizes.iter().any(|found| found.size == size)
@@ -47,7 +49,8 @@ mod tests {
     use super::*;
     use crate::synthetic;
 
-    /// Results of a suite before anything was measured on so many processors.
+    /// Results of a suite before the first measurement, on a machine with this number of
+    /// processors.
     fn header(suite: &Suite, cpus: usize) -> Results {
         Results {
             suite: suite.clone(),

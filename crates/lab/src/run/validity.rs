@@ -1,54 +1,56 @@
-//! Whether a measurement measured what was meant. Mistakes that others have published, such as reading an image that was never
-//! written, are looked for in every run.
+//! Whether a measurement measured what it was meant to. Mistakes that others have published, such
+//! as reading an image that was never written, are looked for in every run.
 
-/// Least part of what clients have read that devices have read, too, where no cache in memory is meant.
+/// Least part of the clients' reads that devices must read too, unless a cache in memory is
+/// measured.
 const READ_PART_MIN: f64 = 0.5;
 /// Fewer requests than this show nothing.
 const REQUESTS_MIN: u64 = 10;
-/// Most of the OSDs' databases that may be on their disks where it is to be on SSDs: what is seldom asked for.
+/// Largest part of the OSDs' databases that may be on disks instead of SSDs: rarely used data.
 const SPILLED_PART_MAX: f64 = 0.1;
-/// From this part on, a client's thread or a machine's processors are what limits a measurement.
+/// From this part of a processor or of the machine on, a client's thread or the machine limits a
+/// measurement.
 const SATURATED: f64 = 0.95;
 
-/// What is known of a run.
+/// Evidence about a run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Evidence {
-    /// OSDs that there should be.
+    /// OSDs that the cluster should have.
     pub osds: u32,
-    /// OSDs that answered before and after.
+    /// OSDs that answered before and after the run.
     pub osds_answering: u32,
-    /// Bytes of all sets that are read from; 0 when nothing is read.
+    /// Bytes of all sets that are read; 0 if nothing is read.
     pub set_bytes: u64,
-    /// Bytes of the images, of those that were ever written.
+    /// Bytes of the sets that were ever written.
     pub written_bytes: u64,
     /// Bytes of caches that no placement is about, such as the OSDs' memory.
     pub unnamed_cache_bytes: u64,
-    /// The placement reads without asking a device: it is a cache in memory, or keeps nothing.
+    /// The placement serves reads without a device: it is a cache in memory, or keeps nothing.
     pub asks_no_device: bool,
-    /// Bytes that clients have read.
+    /// Bytes that clients and neighbours read.
     pub read_bytes: u64,
-    /// Bytes that all devices have read meanwhile.
+    /// Bytes that all devices read in that time.
     pub device_read_bytes: u64,
     /// Requests of all clients.
     pub requests: u64,
     /// Part of a processor that the busiest thread of all clients used.
     pub client_thread: f64,
-    /// Part of the machine's processors that were busy.
+    /// Part of the machine's processors that was busy.
     pub busy: f64,
-    /// Flushes that the cache on the hypervisor, or else the gateway, has seen of clients that flush; `None` where nobody
-    /// counts them, or nobody sends any.
+    /// Flushes that arrived at the cache on the hypervisor or, without one, at the gateway. `None`
+    /// if neither counts them or clients do not flush.
     pub flushes: Option<u64>,
-    /// Bytes of databases that are to be on SSDs, and are on the OSDs' disks.
+    /// Bytes of databases that should be on SSDs but are on the OSDs' disks.
     pub spilled_bytes: u64,
-    /// Bytes of those that are on SSDs.
+    /// Bytes of these databases on SSDs.
     pub database_bytes: u64,
-    /// Why the load generator gave up.
+    /// Why the load generator failed.
     pub failure: Option<String>,
-    /// What the placement was instead of what it is to be, meanwhile or at the end.
+    /// Why the placement was not as it should be, during the run or at its end.
     pub out_of_place: Option<String>,
 }
 
-/// Why a run is not what was meant; empty when it is.
+/// Why a run is not what was meant. Empty if it is.
 pub fn faults(evidence: &Evidence) -> Vec<String> {
     let mut faults = Vec::new();
     faults.extend(evidence.failure.clone());

@@ -1,4 +1,5 @@
-//! Whether what is done before a measurement goes on: an OSD or a guest that hangs has everybody wait for it.
+//! Detects that preparation of a measurement does not progress. Without this, an OSD or guest that
+//! hangs would block it until its time limit.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -6,14 +7,15 @@ use std::time::{Duration, Instant};
 use super::Runner;
 use crate::testbed::Testbed;
 
-/// Longest time in which the devices may carry next to nothing. Nothing is slowed then, and a pass is over in less.
+/// Longest time in which devices may carry next to nothing. Devices are not slowed then, and a pass
+/// takes less.
 const STILL_LIMIT: Duration = Duration::from_secs(120);
-/// Bytes that are next to nothing: OSDs write a little by themselves.
+/// Less than this many bytes is next to nothing. OSDs write a little by themselves.
 const STILL_BYTES: u64 = 1 << 20;
-/// How often they are looked at.
+/// Time between two looks.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Looks at a testbed on which something is under way that takes until `deadline` at most.
+/// Watches an activity on a testbed that takes until `deadline` at most.
 pub(super) struct Watch<'a> {
     runner: &'a Runner<'a>,
     testbed: &'a Testbed,
@@ -22,7 +24,7 @@ pub(super) struct Watch<'a> {
     still: Cell<Still>,
 }
 
-/// What devices had carried when they last went on, and when that was.
+/// What devices had carried when they last made progress, and when that was.
 #[derive(Debug, Clone, Copy)]
 struct Still {
     bytes: u64,
@@ -30,7 +32,8 @@ struct Still {
 }
 
 impl Still {
-    /// Takes in what they have carried by now; whether that has been next to nothing for too long.
+    /// Updates with the bytes carried so far. Returns whether there has been no progress for too
+    /// long.
     fn look(&mut self, bytes: u64, now: Instant) -> bool {
         if bytes.saturating_sub(self.bytes) >= STILL_BYTES {
             *self = Still { bytes, since: now };
@@ -40,14 +43,14 @@ impl Still {
 }
 
 impl<'a> Watch<'a> {
-    /// Begins to look, for `limit` at most.
+    /// Starts to watch, for at most `limit`.
     pub(super) fn new(runner: &'a Runner<'a>, testbed: &'a Testbed, limit: Duration) -> Watch<'a> {
         let now = Instant::now();
         let still = Cell::new(Still { bytes: carried(testbed), since: now });
         Watch { runner, testbed, deadline: now + limit, looked: Cell::new(now), still }
     }
 
-    /// Why what is under way is not to go on.
+    /// Why the activity should stop. `None` if it should go on.
     pub(super) fn stop(&self) -> Option<String> {
         let now = Instant::now();
         let soon = now.duration_since(self.looked.get()) < LOOK;
@@ -68,7 +71,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// Bytes that the devices of a testbed have carried.
+/// Bytes that the devices of a testbed have read and written.
 fn carried(testbed: &Testbed) -> u64 {
     testbed.counts().values().map(|counts| counts.read_bytes + counts.written_bytes).sum()
 }

@@ -1,9 +1,13 @@
-//! How a figure, or the ratio of two placements, changes from one point of an axis to another one.
+//! How a figure of a placement, or the ratio of two placements, changes from one point of an axis
+//! to another point.
 //!
-//! A point has a logarithm for each cluster. The change is the sum of two or four means of these with their signs: the placement's at the
-//! later point less its at the earlier one and, where it is relative to another placement, less the same of that one. What stood on the same
-//! clusters is subtracted on each of them first, for it has the cluster in common. The interval is that of a sum of independent means
-//! (Welch, Biometrika 34, 1947, for any number of them; Satterthwaite, Biometrics Bulletin 2, 1946), which is Student's where one is left.
+//! At a point there is one logarithm for each cluster. The change is a sum of two or four signed
+//! means of these logarithms: the placement's mean at the later point minus its mean at the earlier
+//! point. Relative to another placement, the other placement's difference is subtracted from this
+//! difference. Values of the same cluster are subtracted on that cluster first, because they have
+//! the cluster in common. The interval is that of a sum of independent means (Welch, Biometrika 34,
+//! 1947, for any number of means; Satterthwaite, Biometrics Bulletin 2, 1946), which is Student's
+//! interval where one mean is left.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,22 +18,23 @@ use super::{
 };
 use crate::results::{Results, Run};
 
-/// A signed group of clusters: the sum of what belongs together on each of them.
+/// A group of terms: its sign, and for each cluster the signed sum of the terms.
 type Group = (f64, Vec<f64>);
 
-/// From where to where something changes.
+/// The two points between which something changes.
 #[derive(Debug, Clone, Copy)]
 pub struct Stretch<'a> {
-    /// The settings of the earlier point.
+    /// Settings of the earlier point.
     pub from: &'a [Setting],
-    /// Those of the later one.
+    /// Settings of the later point.
     pub to: &'a [Setting],
-    /// So many intervals are to hold together (Bonferroni); 1 for one alone.
+    /// Number of intervals that have to hold together (Bonferroni); 1 for a single interval.
     pub intervals: usize,
 }
 
-/// The quotient of a placement's `metric` at the later point to that at the earlier one; relative to `against` the quotient of the two
-/// ratios. Where the second factor was measured as well, a finding is one of both.
+/// Quotient of a placement's `metric`: later point to earlier point. With `against`, the quotient
+/// of the placement's ratios to `against` at these points. If the second factor was measured as
+/// well, a finding has to hold at both factors.
 pub fn change(
     results: &Results,
     placement: &str,
@@ -67,13 +72,13 @@ fn at_one_factor(
         terms.push((-sign, at(name, stretch.from)));
     }
     let ratio = sum(&groups(&mut terms), level);
-    // What makes the quotient larger stands on its first side.
+    // A term that makes the quotient larger belongs to the quotient's first side.
     let side = |wanted: f64| {
         let of = terms.iter().filter(|(sign, _)| *sign == wanted);
         of.flat_map(|(_, found)| found.values().copied()).collect::<Vec<Observation>>()
     };
     let mut sides = [side(1.0), side(-1.0)];
-    // Nobody wins by a trend, so that copies do not matter.
+    // A trend has no winner, so a difference in copies must not make it incomparable.
     if let Some(worst) = sides.iter().flatten().map(|found| found.durability).min() {
         sides.iter_mut().flatten().for_each(|found| found.durability = worst);
     }
@@ -90,9 +95,11 @@ fn at_one_factor(
     Ratio { first, second, ..judge(names, metric, ratio, sides) }
 }
 
-/// Puts terms together that stood on the same clusters, and leaves of them those clusters.
+/// Joins the terms that were measured on the same clusters, and drops the observations on other
+/// clusters from these terms.
 fn groups(terms: &mut [(f64, BTreeMap<u32, Observation>)]) -> Vec<Group> {
-    // All; each placement at both points; both placements at each point; none.
+    // The choices, best first: all terms together; each placement over both points; both placements
+    // at each point; each term alone.
     let ways: &[&[&[usize]]] = match terms.len() {
         2 => &[&[&[0, 1]], &[&[0], &[1]]],
         _ => &[&[&[0, 1, 2, 3]], &[&[0, 1], &[2, 3]], &[&[0, 2], &[1, 3]], &[&[0], &[1], &[2], &[3]]],
@@ -118,7 +125,7 @@ fn groups(terms: &mut [(f64, BTreeMap<u32, Observation>)]) -> Vec<Group> {
     groups
 }
 
-/// The sum of the means of these groups with their signs, as a ratio. None if one is empty.
+/// The signed sum of the means of these groups, as a ratio. None if a group is empty.
 fn sum(groups: &[Group], alpha: f64) -> Option<Estimate> {
     let count = groups.iter().map(|(_, logs)| logs.len()).min().filter(|count| *count > 0)?;
     let (mut mean, mut variance, mut spread) = (0.0, 0.0, 0.0);
@@ -144,7 +151,7 @@ mod tests {
         (value / wanted - 1.0).abs() < 1e-3
     }
 
-    /// Two placements at two depths: requests per second on each cluster.
+    /// Two placements at two depths, with the requests per second on each cluster.
     fn results(speeds: [(&str, u32, [f64; 3]); 4]) -> Results {
         let mut results = synthetic::empty();
         for (placement, depth, repeats) in speeds {
@@ -162,7 +169,7 @@ mod tests {
         change(results, "a", against, stretch, Metric::Iops)
     }
 
-    /// Clusters that differ by far more than what is looked for.
+    /// Clusters that differ by far more than the change that is looked for.
     fn unlike() -> Results {
         results([
             ("a", 1, [100.0, 1_000.0, 10_000.0]),
@@ -174,7 +181,8 @@ mod tests {
 
     #[test]
     fn what_clusters_have_in_common_is_no_part_of_a_change() {
-        // Changes of 2, 4 and 8: logarithms 1, 2, 3 times ln 2; mean 2, deviation 1, t for 2 degrees 4.3027.
+        // Changes of 2, 4 and 8: logarithms 1, 2, 3 times ln 2; mean 2, deviation 1, t for 2
+        // degrees 4.3027.
         let half = 4.302_653 / 3f64.sqrt();
         for against in [None, Some("b")] {
             let change = found(&unlike(), against, 1).ratio.expect("a ratio");
@@ -191,11 +199,12 @@ mod tests {
         let mut results = unlike();
         let others = results.runs.iter_mut().filter(|run| run.cell.placement == "b");
         others.for_each(|run| run.testbed += 100);
-        // The other one does not change at all, so that its clusters add nothing to the interval.
+        // The other placement does not change at all, so its clusters add nothing to the interval.
         let (apart, together) = (found(&results, Some("b"), 1), found(&unlike(), Some("b"), 1));
         let interval = |ratio: &Ratio| ratio.ratio.and_then(|ratio| ratio.interval).expect("an interval");
         assert!(near(interval(&apart).0, interval(&together).0));
-        // Points on clusters of their own have none, and what clusters differ by hides the change.
+        // Points on clusters of their own have no pairs, and the differences between clusters hide
+        // the change.
         results.runs.iter_mut().filter(|run| run.cell.depth == 16).for_each(|run| run.testbed += 1_000);
         let scattered = found(&results, Some("b"), 1);
         assert!(near(scattered.ratio.expect("a ratio").value, 4.0));

@@ -1,11 +1,12 @@
-//! Percentiles of all requests of several runs together. They are never averaged.
+//! Percentiles of all requests of several runs together. Percentiles are never averaged.
 
 use std::collections::BTreeMap;
 
 use crate::results::Run;
 
-/// Requests of several runs by their latency: upper bounds in nanoseconds and counts, ascending. None if a run does not
-/// say, for what is missing would not be seen in the result.
+/// Histogram of the requests of several runs: upper bounds of the latency in nanoseconds and
+/// counts, ascending. None if a run has no histogram, because the result would not show what is
+/// missing.
 pub fn merged(runs: &[&Run]) -> Option<Vec<(u64, u64)>> {
     let mut all: BTreeMap<u64, u64> = BTreeMap::new();
     for run in runs {
@@ -20,8 +21,8 @@ pub fn merged(runs: &[&Run]) -> Option<Vec<(u64, u64)>> {
     (!all.is_empty()).then(|| all.into_iter().collect())
 }
 
-/// The latency in microseconds that so many of a thousand requests do not exceed, as the upper bound of its bucket. None
-/// if there are no requests.
+/// The latency in microseconds that `per_mille` of a thousand requests do not exceed, as the upper
+/// bound of its bucket. None if there are no requests.
 pub fn percentile_us(histogram: &[(u64, u64)], per_mille: u64) -> Option<f64> {
     let total: u128 = histogram.iter().map(|(_, count)| u128::from(*count)).sum();
     let rank = (total * u128::from(per_mille)).div_ceil(1000).max(1);

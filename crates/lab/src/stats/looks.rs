@@ -1,11 +1,14 @@
-//! When a comparison may stop to make clusters, and at which level it is read then.
+//! When a comparison needs no more clusters, and at which level it is then read.
 //!
-//! The method is a group-sequential test whose error is spent over the looks (Lan and DeMets, "Discrete sequential boundaries
-//! for clinical trials", Biometrika 70, 1983), in proportion to the clusters that there are (the power family with exponent 1 of Kim and DeMets,
-//! Biometrika 74, 1987). Each look is read at the level that is spent since the look before. Levels add up to [`ALPHA`], so Bonferroni's bound
-//! keeps the rate of errors whatever the looks have in common and however few clusters there are; exact boundaries would be narrower and need
-//! normal means with a known variance. An interval at that level is a repeated confidence interval (Jennison and Turnbull, J. R. Statist.
-//! Soc. B 51, 1989): it has its 95 % over all looks together, also when somebody stops early.
+//! The method is a group-sequential test that spends its error over the looks (Lan and DeMets,
+//! "Discrete sequential boundaries for clinical trials", Biometrika 70, 1983), in proportion to the
+//! number of clusters (the power family with exponent 1 of Kim and DeMets, Biometrika 74, 1987).
+//! Each look is read at the level that is spent since the look before it. The levels add up to
+//! [`ALPHA`], so Bonferroni's bound keeps the rate of errors whatever the looks have in common, and
+//! however few clusters there are. Exact boundaries would be narrower, but need normal means with a
+//! known variance. An interval at such a level is a repeated confidence interval (Jennison and
+//! Turnbull, J. R. Statist. Soc. B 51, 1989): it holds at 95 % over all looks together, also if the
+//! comparison stops early.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +19,8 @@ use crate::suite::Suite;
 /// The rate of errors of a comparison, over all looks together.
 pub const ALPHA: f64 = 0.05;
 
-/// The looks at the deciding workload: one with so many clusters of each placement, and one after each cluster more.
+/// The looks at the deciding workload: one with `first` clusters of each placement, and one after
+/// each further cluster, up to `last`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Looks {
     first: u32,
@@ -24,10 +28,10 @@ pub struct Looks {
 }
 
 impl Looks {
-    /// Those of a suite.
+    /// The looks of a suite.
     pub fn of(suite: &Suite) -> Looks {
         let first = suite.repeats.max(1);
-        // Repeats that share a cluster give one observation, and nothing to look at again.
+        // Repeats that share a cluster give one observation, so another look has nothing new.
         let last = suite.repeats_max.filter(|_| suite.fresh_clusters).unwrap_or(first);
         Looks { first, last: last.max(first) }
     }
@@ -37,20 +41,22 @@ impl Looks {
         self.last
     }
 
-    /// The part of [`ALPHA`] that the look at so many clusters may spend.
+    /// The part of [`ALPHA`] that the look at so many clusters of each placement may spend.
     pub fn level(self, clusters: u32) -> f64 {
         let share = if clusters <= self.first { f64::from(self.first) } else { 1.0 };
         ALPHA * (share / f64::from(self.last))
     }
 }
 
-/// The level at which a ratio over these settings is read: that of the look for the deciding workload, [`ALPHA`] for what is looked at once.
+/// The level at which a ratio over these settings is read. For the deciding workload this is the
+/// level of the look. For all else, which is looked at once, it is [`ALPHA`].
 pub fn level(results: &Results, settings: &[Setting]) -> f64 {
     let decides = settings.iter().any(|setting| setting.workload == results.suite.deciding);
     if decides { Looks::of(&results.suite).level(clusters(results)) } else { ALPHA }
 }
 
-/// Clusters on which the deciding workload was measured, of the placement that has most.
+/// Number of clusters on which the deciding workload was measured, of the placement that has most.
+/// Only runs that count are taken, at the ground's own factor, copies and neighbours.
 fn clusters(results: &Results) -> u32 {
     let mut clusters: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
     let decides = |cell: &crate::suite::Cell| {

@@ -1,15 +1,19 @@
-//! What repeated measurements say: ratios with intervals, and percentiles of all requests together.
+//! Statistics of repeated measurements: ratios with intervals, and percentiles of all requests
+//! together.
 //!
-//! A cluster gives one observation: the mean of the logarithms of all that was measured on it. What was repeated on one cluster has its
-//! disks, its images and its OSDs in common, and is no evidence about the next one (Kalibera and Jones, "Rigorous benchmarking in reasonable
+//! A cluster gives one observation: the mean of the logarithms of everything that was measured on
+//! the cluster. Repeats on one cluster have its disks, its images and its OSDs in common, so they
+//! are no evidence about the next cluster (Kalibera and Jones, "Rigorous benchmarking in reasonable
 //! time", ISMM 2013: the highest level that varies is the one to repeat).
 //!
-//! Means are geometric, so that the ratio of A to B is the inverse of that of B to A (Fleming and Wallace, "How not to lie with
-//! statistics", CACM 29(3), 1986). Two placements that stood on the same clusters have a difference on each of them, and the
-//! interval is Student's on the logarithms (Georges, Buytaert and Eeckhout, "Statistically rigorous Java performance evaluation",
-//! OOPSLA 2007). Those that stood on different ones, and two documents, have no pairs; there it is Welch's, again on the
-//! logarithms (Biometrika 34, 1947). "The same" is shown, not assumed: the whole interval has to lie in a band around 1
-//! (Schuirmann, J. Pharmacokinet. Biopharm. 15, 1987, there with 90 %; 95 % asks for more). [`looks`] says at which level it is read.
+//! Means are geometric, so the ratio of A to B is the inverse of the ratio of B to A (Fleming and
+//! Wallace, "How not to lie with statistics", CACM 29(3), 1986). Two placements on the same
+//! clusters have a difference on each cluster, and the interval is Student's on the logarithms
+//! (Georges, Buytaert and Eeckhout, "Statistically rigorous Java performance evaluation", OOPSLA
+//! 2007). Placements on different clusters, and two documents, have no pairs; their interval is
+//! Welch's, again on the logarithms (Biometrika 34, 1947). "The same" is shown, not assumed: the
+//! whole interval has to lie in a band around 1 (Schuirmann, J. Pharmacokinet. Biopharm. 15, 1987,
+//! there with 90 %; 95 % is stricter). [`looks`] gives the level at which an interval is read.
 
 mod change;
 mod latency;
@@ -31,12 +35,12 @@ pub use latency::{merged, percentile_us};
 use looks::ALPHA;
 use student::quantile;
 
-/// A ratio within this part of 1, on either side, makes no difference.
+/// A ratio from 1 / (1 + this) to 1 + this makes no difference.
 pub const EQUIVALENCE: f64 = 0.15;
-/// Fewer clusters have no interval.
+/// Least number of clusters for which there is an interval.
 const CLUSTERS_MIN: usize = 2;
 
-/// Under which conditions a placement was measured.
+/// Conditions under which a placement was measured.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Setting {
     /// The workload's name.
@@ -45,23 +49,23 @@ pub struct Setting {
     pub disks: u32,
     /// OSDs on each disk.
     pub osds_per_disk: u32,
-    /// Clients.
+    /// Number of clients.
     pub clients: u32,
     /// Requests in flight of each client.
     pub depth: u32,
-    /// By how much the devices were slowed, if not by the ground's factor.
+    /// Factor by which the devices were slowed, if not the ground's factor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slowed_by: Option<u32>,
-    /// Copies of each object, if not as many as the ground has.
+    /// Copies of each object, if the number differs from the ground's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replicas: Option<u32>,
-    /// Neighbours of the clients, if not those that the ground has.
+    /// Neighbours of the clients, if they differ from the ground's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub neighbours: Option<Neighbours>,
 }
 
 impl Setting {
-    /// That of a cell.
+    /// The setting of a cell.
     pub fn of(cell: &Cell) -> Setting {
         Setting {
             workload: cell.workload.clone(),
@@ -75,50 +79,53 @@ impl Setting {
         }
     }
 
-    /// The same at the ground's own point of the axes beside.
+    /// This setting with the ground's copies and neighbours.
     pub fn on_ground(&self) -> Setting {
         Setting { replicas: None, neighbours: None, ..self.clone() }
     }
 
-    /// What of it is not the ground's, in words; None where all is.
+    /// The copies and neighbours that differ from the ground's, in words. None where neither
+    /// differs.
     pub fn beside(&self) -> Option<String> {
         words::beside(self.replicas, self.neighbours)
     }
 
-    /// Whether that cell was measured under it.
+    /// The cell was measured in this setting.
     pub fn holds(&self, cell: &Cell) -> bool {
         *self == Setting::of(cell)
     }
 }
 
-/// Settings of a workload in which something was measured, in ascending order, with the devices slowed by the ground's factor, and with
-/// its copies and neighbours.
+/// Settings of a workload in which something was measured, in ascending order. Only settings with
+/// the ground's factor, copies and neighbours.
 pub fn settings(results: &Results, workload: &str) -> Vec<Setting> {
     let mut settings = settings_beside(results, workload);
     settings.retain(|setting| *setting == setting.on_ground());
     settings
 }
 
-/// The same with those that have other copies or neighbours.
+/// Settings of a workload in which something was measured, in ascending order. Only settings with
+/// the ground's factor, but with any copies and neighbours.
 pub fn settings_beside(results: &Results, workload: &str) -> Vec<Setting> {
     let mut settings = all_settings(results, workload);
     settings.retain(|setting| setting.slowed_by.is_none());
     settings
 }
 
-/// The same with those at the second factor.
+/// All settings of a workload in which something was measured, in ascending order, also those at
+/// the second factor.
 pub fn all_settings(results: &Results, workload: &str) -> Vec<Setting> {
     let cells = results.runs.iter().map(|run| &run.cell).filter(|cell| cell.workload == workload);
     cells.map(Setting::of).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// Runs of a placement in a setting, also those that do not count.
+/// Runs of a placement in a setting, including runs that do not count.
 pub fn runs<'a>(results: &'a Results, placement: &str, setting: &Setting) -> Vec<&'a Run> {
     let same = |run: &&Run| run.cell.placement == placement && setting.holds(&run.cell);
     results.runs.iter().filter(same).collect()
 }
 
-/// Why a run does not count; empty if it does.
+/// Reasons why a run does not count; empty if the run counts.
 pub fn objections(run: &Run) -> Vec<String> {
     let mut objections = run.invalid.clone();
     let figures = [run.figures.iops, run.figures.mean_us];
@@ -128,20 +135,21 @@ pub fn objections(run: &Run) -> Vec<String> {
     objections
 }
 
-/// A figure that placements are compared by.
+/// A figure by which placements are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
     /// Requests per second.
     Iops,
-    /// Mean latency.
+    /// Mean latency in microseconds.
     Mean,
-    /// 99th percentile of the latency.
+    /// 99th percentile of the latency in microseconds.
     P99,
 }
 
 impl Metric {
-    /// Its value in a run that counts, in requests per second or microseconds.
+    /// Value of the metric in a run, in requests per second or microseconds. None if the run does
+    /// not count, or has no such value.
     pub fn of(self, run: &Run) -> Option<f64> {
         let value = match self {
             Metric::Iops => run.figures.iops,
@@ -151,7 +159,8 @@ impl Metric {
         (objections(run).is_empty() && value.is_finite() && value > 0.0).then_some(value)
     }
 
-    /// What a limit outside of the placement makes of its value in this run.
+    /// Where the true value may lie: beyond the figure if the client or the machine limited the
+    /// run, otherwise `Exact`.
     fn bound(self, run: &Run) -> Bound {
         match (&run.lower_bound, self) {
             (None, _) => Bound::Exact,
@@ -161,22 +170,22 @@ impl Metric {
     }
 }
 
-/// Which side of a figure the truth may be on.
+/// Where the true value may lie relative to a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
-    /// It is the figure.
+    /// The true value is the figure.
     Exact,
-    /// The figure or more.
+    /// The true value is the figure or more.
     AtLeast,
-    /// The figure or less.
+    /// The true value is the figure or less.
     AtMost,
-    /// Anything: both of what was compared were limited.
+    /// The true value may lie on either side: both sides of the comparison were limited.
     Unknown,
 }
 
 impl Bound {
-    /// That of a quotient's divisor, seen from the quotient.
+    /// The bound of a quotient whose divisor has this bound.
     fn inverse(self) -> Bound {
         match self {
             Bound::AtLeast => Bound::AtMost,
@@ -185,7 +194,7 @@ impl Bound {
         }
     }
 
-    /// That of what is made of two.
+    /// The bound of a figure that is made of two figures with these bounds.
     fn and(self, other: Bound) -> Bound {
         match (self, other) {
             (Bound::Exact, bound) | (bound, Bound::Exact) => bound,
@@ -194,7 +203,7 @@ impl Bound {
         }
     }
 
-    /// What stands before a figure, with a space.
+    /// Words that stand before a figure, with a space after them. Empty for `Exact` and `Unknown`.
     pub fn words(self) -> &'static str {
         match self {
             Bound::Exact | Bound::Unknown => "",
@@ -204,60 +213,64 @@ impl Bound {
     }
 }
 
-/// What a ratio says.
+/// The finding of a ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Finding {
-    /// The first has more.
+    /// The first side has more.
     More,
-    /// The first has less.
+    /// The first side has less.
     Less,
-    /// The difference, if there is one, is below [`EQUIVALENCE`].
+    /// The difference, if there is one, is within [`EQUIVALENCE`].
     Same,
-    /// More at one factor by which devices are slowed, less at the other: it is not measurable here.
+    /// More at one factor by which devices are slowed, less at the other factor: not measurable
+    /// here.
     Turns,
-    /// Nothing can be said.
+    /// The ratio shows nothing.
     Inconclusive,
 }
 
-/// A geometric mean of clusters.
+/// A geometric mean over clusters.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Estimate {
     /// The mean.
     pub value: f64,
-    /// Its 95 % interval, from two clusters on; that of the deciding workload has its 95 % over all looks together ([`looks`]).
+    /// The interval, from two clusters on: at 95 % unless the caller asks for another level. In
+    /// [`paired`] and [`change()`] over the deciding workload, it holds at 95 % over all looks
+    /// together ([`looks`]).
     pub interval: Option<(f64, f64)>,
-    /// How many clusters; of two sides without pairs, those of the smaller.
+    /// Number of clusters; of two sides without pairs, the number of the smaller side.
     pub count: usize,
 }
 
 /// A ratio of two placements, or of two documents.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Ratio {
-    /// The first to the second.
+    /// Ratio of the first side to the second side.
     pub ratio: Option<Estimate>,
-    /// Geometric mean of the first's values in what the ratio is made of.
+    /// Geometric mean of the values of the first side in the ratio.
     pub first: Option<f64>,
-    /// Geometric mean of the second's.
+    /// Geometric mean of the values of the second side in the ratio.
     pub second: Option<f64>,
-    /// What the truth may be, seen from the ratio.
+    /// Where the true ratio may lie.
     pub bound: Bound,
-    /// What it says.
+    /// The finding.
     pub finding: Finding,
-    /// Why it says nothing.
+    /// Why the finding is `Inconclusive` or `Turns`; None for any other finding.
     pub why: Option<String>,
-    /// The same with the devices slowed by the second factor, if it was measured there.
+    /// The ratio with the devices slowed by the second factor, if it was measured there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at_second_factor: Option<Estimate>,
 }
 
 impl Ratio {
-    /// More clusters may decide it.
+    /// The finding is inconclusive, and more clusters may decide it.
     pub fn is_open(&self) -> bool {
         self.finding == Finding::Inconclusive && self.bound == Bound::Exact && self.ratio.is_some()
     }
 
-    /// The ratio in words, also where there is none: not every load generator tells percentiles.
+    /// The ratio in words; `not known` where there is none, because not every load generator
+    /// reports percentiles.
     pub fn known(&self) -> String {
         self.ratio.map_or_else(|| "not known".into(), |_| self.to_string())
     }
@@ -270,7 +283,7 @@ impl fmt::Display for Ratio {
     }
 }
 
-/// As a factor.
+/// Printed as a factor with its interval.
 impl fmt::Display for Estimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ×", words::factor(self.value))?;
@@ -281,7 +294,7 @@ impl fmt::Display for Estimate {
     }
 }
 
-/// Mean, and variance of a value.
+/// Mean and sample variance of these values; the variance of one value is 0.
 fn moments(values: &[f64]) -> (f64, f64) {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count;
@@ -294,7 +307,8 @@ fn estimate(log_mean: f64, half_width: Option<f64>, count: usize) -> Estimate {
     Estimate { value: log_mean.exp(), interval, count }
 }
 
-/// The geometric mean of values above 0, given as logarithms, with its interval at a level. None if there are none.
+/// The geometric mean of values above 0, given as logarithms, with its interval at the level
+/// `alpha`. None if there are no values.
 fn of_logs(logs: &[f64], alpha: f64) -> Option<Estimate> {
     let count = logs.len();
     if count == 0 {
@@ -305,7 +319,8 @@ fn of_logs(logs: &[f64], alpha: f64) -> Option<Estimate> {
     Some(estimate(mean, (count >= CLUSTERS_MIN).then(half), count))
 }
 
-/// The ratio of two geometric means without pairs, given as logarithms.
+/// The ratio of two geometric means without pairs, given as logarithms, with Welch's interval at
+/// the level `alpha`. None if a side is empty.
 fn welch(first: &[f64], second: &[f64], alpha: f64) -> Option<Estimate> {
     if first.is_empty() || second.is_empty() {
         return None;
@@ -319,16 +334,18 @@ fn welch(first: &[f64], second: &[f64], alpha: f64) -> Option<Estimate> {
     Some(estimate(mean - other_mean, (count >= CLUSTERS_MIN).then(half), count))
 }
 
-/// What one cluster says of a placement.
+/// What one cluster shows of a placement.
 #[derive(Debug, Clone, Copy)]
 struct Observation {
-    /// Mean of the logarithms, over the settings and in each of them over the runs.
+    /// Mean of the logarithms: over the settings, and in each setting over the runs.
     log: f64,
     bound: Bound,
     durability: Durability,
 }
 
-/// An observation of each cluster on which all of these settings that are of its disks and OSDs have runs that count.
+/// One observation for each cluster. Of `settings`, those with the cluster's disks, OSDs, factor,
+/// copies and neighbours matter. A cluster has an observation only if each of them has a run that
+/// counts.
 fn observations(runs: &[&Run], settings: &[Setting], metric: Metric) -> BTreeMap<u32, Observation> {
     let mut clusters: BTreeMap<u32, Vec<(&Run, f64)>> = BTreeMap::new();
     for &run in runs {
@@ -353,11 +370,12 @@ fn observations(runs: &[&Run], settings: &[Setting], metric: Metric) -> BTreeMap
     clusters.into_iter().filter_map(observe).collect()
 }
 
-/// How much more of `metric` a placement has than another one, over these settings. Where the second factor was measured as
-/// well, a finding is one of both.
+/// Ratio of a placement's `metric` to that of `against`, over these settings. If the second factor
+/// was measured as well, a finding has to hold at both factors.
 ///
-/// A cluster counts where it has all settings that both have at all. Placements that shared at least two clusters are
-/// compared on those, any others without pairs.
+/// A cluster counts if it has runs in every setting in which both placements have runs that count.
+/// Placements that share at least two clusters are compared on these clusters, all others without
+/// pairs.
 pub fn paired(
     results: &Results,
     placement: &str,
@@ -378,8 +396,8 @@ pub fn paired(
     at_both_factors(here, there, [results.suite.ground.slowed_by, factor])
 }
 
-/// How much more requests per second a control has than what it is to be the same as, at [`ALPHA`] whatever the look: an instrument
-/// that is off is to be noticed rather than not.
+/// Ratio of a control's requests per second to those of the placement that it has to equal. The
+/// level is [`ALPHA`] whatever the look, because a fault of the instrument has to be noticed.
 pub fn of_control(results: &Results, control: &str, wrapped: &str, settings: &[Setting]) -> Ratio {
     at_one_factor(results, [control, wrapped], settings, Metric::Iops, ALPHA)
 }
@@ -414,8 +432,8 @@ fn at_one_factor(
     judge(names, metric, ratio, sides.each_ref().map(|side| side.values().copied().collect()))
 }
 
-/// What a ratio at two factors says: what it says at both. Devices and network are slowed and Ceph's code is not, so that a factor
-/// favours what computes more.
+/// The ratio at two factors: a finding counts only if it holds at both. Devices and network are
+/// slowed and Ceph's code is not, so a factor favours the placement that computes more.
 fn at_both_factors(here: Ratio, there: Ratio, factors: [u32; 2]) -> Ratio {
     let Some(second) = there.ratio else { return here };
     let [one, two] = factors;
@@ -440,7 +458,8 @@ fn at_both_factors(here: Ratio, there: Ratio, factors: [u32; 2]) -> Ratio {
     }
 }
 
-/// How much more of `metric` runs of one cell have than others of the same cell, which are of another document.
+/// Ratio of `metric`, first to second: `first` holds runs of one cell, `second` runs of this cell
+/// in another document. The interval is Welch's at the level `alpha`.
 pub fn unpaired(names: [&str; 2], first: &[&Run], second: &[&Run], metric: Metric, alpha: f64) -> Ratio {
     let sides = [first, second].map(|runs| {
         let settings: BTreeSet<Setting> = runs.iter().map(|run| Setting::of(&run.cell)).collect();
@@ -451,7 +470,7 @@ pub fn unpaired(names: [&str; 2], first: &[&Run], second: &[&Run], metric: Metri
     judge(names, metric, welch(&logs[0], &logs[1], alpha), sides)
 }
 
-/// What a ratio of these observations says.
+/// The ratio of these observations, with its finding.
 fn judge(names: [&str; 2], metric: Metric, ratio: Option<Estimate>, sides: [Vec<Observation>; 2]) -> Ratio {
     let [first, second] = sides.each_ref().map(|side| {
         let logs: Vec<f64> = side.iter().map(|found| found.log).collect();
@@ -468,7 +487,7 @@ fn judge(names: [&str; 2], metric: Metric, ratio: Option<Estimate>, sides: [Vec<
     Ratio { ratio, first, second, bound, finding, why, at_second_factor: None }
 }
 
-/// What a ratio says, or why it says nothing.
+/// The finding of a ratio, or the reason why there is none.
 fn find(
     names: [&str; 2],
     metric: Metric,
@@ -502,7 +521,8 @@ fn find(
             return Err("the client or the machine was a limit: the truth is this ratio or less".into());
         }
     };
-    // The safer one may win over the other, for it does more; not the other way round.
+    // The safer placement may win over the less safe one, because it does more; not the other way
+    // round. Equal speed is a finding only between equally safe placements.
     let winner_is_less_safe = match finding {
         Finding::More => ours < theirs,
         Finding::Less => theirs < ours,
@@ -520,12 +540,12 @@ fn find(
     Ok(finding)
 }
 
-/// What the runs of one cell come to.
+/// Figures of the runs of one cell.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Summary {
-    /// Runs that count.
+    /// Number of runs that count.
     pub valid: usize,
-    /// Runs that do not.
+    /// Number of runs that do not count.
     pub invalid: usize,
     /// Requests per second.
     pub iops: Option<Estimate>,
@@ -537,13 +557,13 @@ pub struct Summary {
     pub p99_us: Option<f64>,
     /// 99.9th percentile of all requests of all repeats, in microseconds.
     pub p999_us: Option<f64>,
-    /// Why the placement might do more.
+    /// Why the placement might do more than was measured.
     pub lower_bound: Option<String>,
-    /// The worst of its runs.
+    /// The worst durability of the runs that count.
     pub durability: Option<Durability>,
 }
 
-/// What these runs of one cell come to.
+/// Figures of these runs, which are of one cell.
 pub fn summary(runs: &[&Run]) -> Summary {
     let counted: Vec<&Run> = runs.iter().copied().filter(|run| objections(run).is_empty()).collect();
     let settings: Vec<Setting> = runs.first().map(|run| Setting::of(&run.cell)).into_iter().collect();
@@ -552,7 +572,8 @@ pub fn summary(runs: &[&Run]) -> Summary {
         of_logs(&found.values().map(|found| found.log).collect::<Vec<f64>>(), ALPHA)
     };
     let histogram = merged(&counted).unwrap_or_default();
-    // Without histograms that could be merged it is the worst of the repeats: no percentile is an average.
+    // If the histograms cannot be merged, the percentile is that of the worst repeat, because
+    // percentiles are never averaged.
     let percentile = |part: u64, of: &dyn Fn(&Run) -> Option<f64>| {
         let worst = || counted.iter().map(|run| of(run)).collect::<Option<Vec<f64>>>();
         percentile_us(&histogram, part).or_else(|| worst()?.into_iter().reduce(f64::max))

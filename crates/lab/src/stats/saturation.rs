@@ -1,10 +1,11 @@
-//! From which load on a placement gives no more requests per second, and only makes each of them wait longer.
+//! The load from which on a placement gives no more requests per second, and more load only makes
+//! each request wait longer.
 
 use serde::Serialize;
 
 use super::EQUIVALENCE;
 
-/// What a placement gives at a load.
+/// Figures of a placement at one load.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Point {
     /// Requests in flight, of all clients together.
@@ -21,18 +22,21 @@ pub struct Point {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Saturation {
-    /// There is one load only, or none.
+    /// There is one load, or none.
     OnePoint,
-    /// Requests per second still grew at the end of the axis.
+    /// No load is saturated: up to the end of the axis requests per second still grow, or the
+    /// latency does not grow with the load.
     NotReached,
-    /// From the point at this place on they grow by less than what makes a difference, and the latency grows as the load does.
+    /// Saturated from the point at this index on: requests per second grow by less than
+    /// [`EQUIVALENCE`] beyond it, and the latency grows with the load.
     At(usize),
-    /// The same, only that the client or the machine was the limit: the placement may do more.
+    /// Saturated from the point at this index on, but the client or the machine was the limit there
+    /// or beyond: the placement may do more.
     Limited(usize),
 }
 
 impl Saturation {
-    /// That of points in ascending order of the load.
+    /// The saturation of these points, which are in ascending order of the load.
     pub fn of(points: &[Point]) -> Saturation {
         let Some((last, before)) = points.split_last().filter(|(_, before)| !before.is_empty()) else {
             return Saturation::OnePoint;
@@ -55,7 +59,8 @@ impl Saturation {
 mod tests {
     use super::*;
 
-    /// Points of a closed loop, whose latency is what is in flight over what is done per second.
+    /// Points of a closed loop: the latency is the number of requests in flight divided by the
+    /// requests per second.
     fn points(of: &[(u32, f64)]) -> Vec<Point> {
         let point = |&(in_flight, iops): &(u32, f64)| Point {
             in_flight,
@@ -75,7 +80,7 @@ mod tests {
             (&[(1, 100.0), (4, 390.0), (16, 440.0)], Saturation::At(1)),
             (&[(1, 100.0), (4, 390.0), (16, 449.0)], Saturation::NotReached),
             (&[(1, 100.0), (4, 101.0), (16, 90.0)], Saturation::At(0)),
-            // Steps that are small one by one, and not together.
+            // Each step is small, but all steps together are not.
             (&[(1, 100.0), (2, 110.0), (3, 121.0), (4, 133.0), (5, 134.0)], Saturation::At(2)),
         ] {
             assert_eq!(Saturation::of(&points(of)), wanted, "{of:?}");

@@ -1,26 +1,28 @@
-//! Whether a measurement shows what lasts: the steady-state test of SNIA's Solid State Storage Performance Test Specification
-//! (version 2.0.1, 2018, "steady state"), over five equal windows.
+//! Whether a measurement shows a speed that lasts: the steady-state test of SNIA's Solid State
+//! Storage Performance Test Specification (version 2.0.1, 2018, "steady state"), over five equal
+//! windows.
 
 use serde::Serialize;
 
 use crate::results::{Run, WINDOWS};
 
-/// Largest range of what is stationary, as a part of its mean.
+/// Largest range of a stationary figure, as a part of its mean.
 const RANGE_MAX: f64 = 0.20;
-/// Largest difference between the ends of the least-squares line, as a part of the mean.
+/// Largest difference between the ends of the least-squares line of a stationary figure, as a part
+/// of the mean.
 const SLOPE_MAX: f64 = 0.10;
 
-/// How a figure goes over the windows.
+/// How a figure changes over the windows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Course {
-    /// Largest to smallest value, as a part of the mean; 0 if all are 0.
+    /// Largest minus smallest value, as a part of the mean; 0 if all values are 0.
     pub range: f64,
-    /// What the least-squares line rises from the first window to the last one, as a part of the mean.
+    /// Rise of the least-squares line from the first window to the last one, as a part of the mean.
     pub slope: f64,
 }
 
 impl Course {
-    /// That of five values, which are not negative.
+    /// The course of five values, none of which is negative.
     pub fn of(values: [f64; WINDOWS]) -> Course {
         let count = WINDOWS as f64;
         let mean = values.iter().sum::<f64>() / count;
@@ -36,23 +38,26 @@ impl Course {
         Course { range: (most - least) / mean, slope: products / squares * (count - 1.0) / mean }
     }
 
-    /// Neither bound is passed.
+    /// Range and slope are within their bounds.
     pub fn is_stationary(self) -> bool {
         self.range <= RANGE_MAX && self.slope.abs() <= SLOPE_MAX
     }
 }
 
-/// Whether a measurement shows what lasts.
+/// Whether a measurement shows a speed that lasts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Steadiness {
-    /// Requests per second and dirty bytes are stationary: it goes on like that.
+    /// Requests per second and dirty bytes are stationary: the speed lasts.
     Sustained,
-    /// They are not, and nothing is kept back: too few requests in a window to tell, or something else changes.
+    /// Requests per second or dirty bytes are not stationary, and no cache held dirty bytes: a
+    /// window has too few requests for a conclusion, or something else changes.
     Varying,
-    /// They are not: something took in what has still to be written back.
+    /// Requests per second or dirty bytes are not stationary, and a cache held dirty bytes at the
+    /// end of a window, or when the drain began: they have still to be written back.
     Absorbing {
-        /// Bytes that clients wrote meanwhile: a burst of at least this size goes at this pace.
+        /// Bytes that clients wrote in the windows: a burst of at least this size goes at this
+        /// speed.
         absorbed_bytes: u64,
         /// Bytes that remained to be written back.
         left_bytes: u64,
@@ -62,7 +67,7 @@ pub enum Steadiness {
 }
 
 impl Steadiness {
-    /// That of one run.
+    /// The steadiness of one run.
     pub fn of(run: &Run) -> Steadiness {
         let Ok(windows) = <&[_; WINDOWS]>::try_from(run.windows.as_slice()) else {
             return Steadiness::Unknown;
@@ -80,8 +85,10 @@ impl Steadiness {
         Steadiness::Absorbing { absorbed_bytes, left_bytes }
     }
 
-    /// That of two together: what is not sustained in one is not sustained. The smaller burst is what both have taken, the larger rest
-    /// what may remain.
+    /// The steadiness of two results together. It is sustained only if both are, and unknown if
+    /// either is. An absorbing and a varying result together are absorbing. Of two absorbing
+    /// results it has the smaller burst, which both have taken, and the larger remainder, which may
+    /// be left.
     pub fn and(self, other: Steadiness) -> Steadiness {
         match (self, other) {
             (Steadiness::Unknown, _) | (_, Steadiness::Unknown) => Steadiness::Unknown,

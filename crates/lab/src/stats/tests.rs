@@ -33,7 +33,7 @@ fn more_less_and_the_same_are_findings_of_the_whole_interval() {
         ([101.0, 99.0, 100.0, 103.0], Finding::Same),
         ([90.0, 130.0, 80.0, 140.0], Finding::Inconclusive),
         ([112.0, 118.0, 122.0, 113.0], Finding::More),
-        // More with certainty, and too little to matter.
+        // Certainly more, but too little to matter.
         ([105.0, 105.1, 105.0, 105.1], Finding::Same),
     ] {
         let results = synthetic::results(&[("a", &ours), ("b", &[100.0; 4])]);
@@ -46,7 +46,7 @@ fn more_less_and_the_same_are_findings_of_the_whole_interval() {
 #[test]
 fn a_pair_is_of_one_cluster_and_fewer_than_two_say_nothing() {
     let mut results = synthetic::results(&[("a", &[200.0, 210.0, 1.0]), ("b", &[100.0, 105.0, 100.0])]);
-    // The third stands on another cluster.
+    // The third cluster has no run of `b`.
     results.runs.retain(|run| run.cell.placement == "a" || run.repeat != 3);
     let found = ratio(&results, "a", "b");
     assert_eq!(
@@ -146,7 +146,7 @@ fn over_several_loads_a_cluster_counts_once_and_only_if_it_is_whole() {
 
 #[test]
 fn without_pairs_the_interval_is_welchs() {
-    // Variances of the logarithms 1 and 0, three each: two degrees of freedom.
+    // The variances of the logarithms are 1 and 0, with three values each: two degrees of freedom.
     let e = std::f64::consts::E;
     let of = |placement: &str, speeds: [f64; 3], from: u32| {
         let run = |(at, iops)| Run { testbed: at, ..synthetic::run(placement, "4k-80-20", 1, 1, iops) };
@@ -163,7 +163,7 @@ fn without_pairs_the_interval_is_welchs() {
     assert!(near(estimate.value, e) && near(estimate.interval.expect("one").1, (1.0 + half).exp()));
     let narrower = of_two(&first, &second, 0.2).ratio.expect("a ratio").interval.expect("one");
     assert!(narrower.1 < estimate.interval.expect("one").1, "the level is heeded");
-    // Placements of one document that stood on different clusters have no pairs either.
+    // Placements of one document on different clusters have no pairs either.
     let results = synthetic::empty().with_runs([first.clone(), second.clone()].concat());
     let within = ratio(&results, "b", "a").ratio.expect("a ratio");
     let widest = |found: &Estimate| found.interval.expect("one").1;
@@ -183,7 +183,7 @@ fn repeats_on_one_cluster_count_as_one() {
     }
     let found = ratio(&results, "a", "b");
     assert_eq!((found.finding, found.ratio.and_then(|found| found.interval)), (Finding::Inconclusive, None));
-    // Two clusters each with two runs: two observations, which are the means of the logarithms.
+    // Two clusters with two runs each give two observations: the means of the logarithms.
     for run in &mut results.runs {
         run.testbed += 10 * (run.repeat % 2);
     }
@@ -233,7 +233,8 @@ fn a_direction_counts_only_if_it_is_found_at_both_factors() {
 #[test]
 fn percentiles_are_those_of_all_requests_together() {
     let mut runs = [1, 2].map(|repeat| synthetic::run("a", "4k-80-20", 1, repeat, 100.0));
-    // 900 fast requests in one run, 100 slow ones in the other: the median is fast, the 99th percentile slow.
+    // One run has 900 fast requests, the other run has 90 slow requests of 100. The median is fast,
+    // the 99th percentile slow.
     runs[0].histogram = vec![(1_000, 890), (2_000, 10)];
     runs[1].histogram = vec![(2_000, 10), (9_000_000, 90)];
     let both = merged(&runs.each_ref()).expect("both say");

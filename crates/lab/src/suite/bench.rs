@@ -1,4 +1,5 @@
-//! Workloads whose load `rados bench` makes: what they can say, and how much room their objects have.
+//! Workloads with `rados bench` as load generator: their valid settings, and the room for their
+//! objects.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,31 +12,32 @@ use crate::words;
 /// Largest object, in bytes: an OSD refuses writes of more than 90 MB (`osd_max_write_size`).
 const OBJECT_BYTES_MAX: u64 = 64 << 20;
 
-/// What makes the load.
+/// The load generator of a workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Tool {
     /// fio, on images.
     #[default]
     Fio,
-    /// `rados bench`, on objects of the pool: each request writes a new one, or reads one, as a whole.
+    /// `rados bench`, on objects of the pool. Each request writes a new object, or reads an object,
+    /// completely.
     RadosBench,
 }
 
 impl Tool {
-    /// It is the one that a suite need not name.
+    /// Whether it is the default, which a suite need not name.
     pub(super) fn is_default(&self) -> bool {
         *self == Tool::default()
     }
 
-    /// It tells how long each single request took, or how many took how long.
+    /// Whether it reports the latency of each request, or a histogram of latencies.
     pub fn tells_percentiles(self) -> bool {
         self == Tool::Fio
     }
 }
 
 impl Workload {
-    /// What is wrong with a workload of `rados bench`.
+    /// Checks a workload of `rados bench`; an error says what is wrong.
     pub(super) fn check_bench(&self) -> Result<(), String> {
         if !matches!(self.rw.as_str(), "write" | "read" | "randread") || self.read_percent.is_some() {
             return Err(format!(
@@ -60,7 +62,8 @@ impl Workload {
         if self.block_bytes > OBJECT_BYTES_MAX {
             return Err(format!("an object has at most {}", words::bytes(OBJECT_BYTES_MAX)));
         }
-        // Reads begin with as many objects as are in flight, whether they are there or not.
+        // A run that reads begins with as many objects as there are requests in flight, whether
+        // those objects exist or not.
         let most = |axis: &[u32]| u64::from(axis.iter().copied().max().unwrap_or(1));
         let least = most(&self.depth).saturating_mul(most(&self.clients)).saturating_mul(self.block_bytes);
         if self.reads() && self.set_bytes < least {
@@ -72,12 +75,13 @@ impl Workload {
         Ok(())
     }
 
-    /// Whether anything is read.
+    /// Whether the workload reads.
     pub fn reads(&self) -> bool {
         self.pattern().is_some_and(Pattern::reads)
     }
 
-    /// Bytes of all sets of so many clients: each has an image of its own, or its part of the objects.
+    /// Bytes of all sets of this number of clients. With fio each client has its own set; with
+    /// rados bench all clients share the objects.
     pub fn all_sets_bytes(&self, clients: u32) -> u64 {
         match self.tool {
             Tool::Fio => self.set_bytes.saturating_mul(clients.into()),
@@ -87,7 +91,8 @@ impl Workload {
 }
 
 impl Suite {
-    /// Bytes that objects of `rados bench` may have in all, copies not counted: what images and the room of the OSDs leave of the disks.
+    /// Bytes that objects of `rados bench` may have in all, without copies: what images and the
+    /// OSDs' room leave on the disks.
     pub fn objects_bytes_max(&self) -> u64 {
         let Ground { disks, osds_per_disk, disk_bytes, image_bytes, .. } = &self.ground;
         let disks = u64::from(disks.iter().min().copied().unwrap_or(1));
@@ -99,7 +104,8 @@ impl Suite {
         (usable / u64::from(self.ground.replicas_max()).max(1)).saturating_sub(images)
     }
 
-    /// What is wrong with a workload of `rados bench` in this suite, on these placements.
+    /// Checks the room for the objects of a workload of `rados bench`, and that no placement is in
+    /// front of the cluster.
     pub(super) fn check_objects(&self, workload: &Workload, placements: &[String]) -> Result<(), String> {
         if workload.tool != Tool::RadosBench {
             return Ok(());
@@ -135,7 +141,7 @@ mod tests {
 
     #[test]
     fn what_rados_bench_cannot_do_is_told_in_one_line() {
-        // All of this stands in the first workload, which writes.
+        // All of this is in the first workload, which writes.
         for (from, to, wanted) in [
             ("rw = \"write\"", "rw = \"randwrite\"", "write, read (seq) or randread (rand)"),
             ("rw = \"write\"", "rw = \"randrw\"\nread_percent = 70", "no read_percent"),

@@ -1,4 +1,5 @@
-//! Axes beside the ground's own point: other numbers of copies, and neighbours of the measured clients.
+//! Axes in addition to the ground's own point: other numbers of copies, and neighbours of the
+//! measured clients.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,22 +11,23 @@ use serde::{Deserialize, Serialize};
 use super::{CLIENTS_MAX, Cell, ClusterSize, Ground, Suite, SuiteError, Workload};
 use crate::words;
 
-/// Least limit of a neighbour in requests per second: reads and writes have a limit each.
+/// Least limit of a neighbour in requests per second. Reads and writes are limited separately.
 const IOPS_MIN: u32 = 10;
-/// Largest limit.
+/// Largest limit of a neighbour in requests per second.
 const IOPS_MAX: u32 = 1_000_000;
 
-/// Virtual machines beside the measured clients, each with an image of its own, reached as the clients reach theirs: 4 KiB at random, 70 %
-/// reads, one at a time. Written as `N`, or as `N:IOPS` where each does at most so many requests per second.
+/// Virtual machines beside the measured clients, each with its own image, on the clients' access
+/// path: 4 KiB random, 70 % reads, one request at a time. Written as `N`, or as `N:IOPS`, which
+/// limits each to IOPS requests per second.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(try_from = "String", into = "String")]
 #[schemars(with = "String")]
 pub struct Neighbours {
-    /// How many.
+    /// Number of neighbours.
     pub count: u32,
-    /// Most requests per second of each; without a limit if there is none.
+    /// Most requests per second of each neighbour. No limit if absent.
     pub iops_max: Option<u32>,
 }
 
@@ -46,7 +48,7 @@ impl FromStr for Neighbours {
         if iops_max.is_some_and(|iops| !(IOPS_MIN..=IOPS_MAX).contains(&iops)) {
             return Err(wrong());
         }
-        // Nobody has no limit.
+        // With zero neighbours the limit means nothing and is left out.
         Ok(Neighbours { count, iops_max: iops_max.filter(|_| count > 0) })
     }
 }
@@ -66,7 +68,7 @@ impl From<Neighbours> for String {
 }
 
 impl Neighbours {
-    /// As a suite writes it.
+    /// The form in which a suite writes it, `N` or `N:IOPS`.
     pub fn short(self) -> String {
         match self.iops_max {
             Some(iops) => format!("{}:{iops}", self.count),
@@ -89,30 +91,31 @@ impl fmt::Display for Neighbours {
 }
 
 impl Cell {
-    /// It is none of the ground's own point, but another number of copies, or other neighbours.
+    /// Whether the number of copies or the neighbours differ from the ground's own.
     pub fn is_beside(&self) -> bool {
         self.replicas.is_some() || self.neighbours.is_some()
     }
 
-    /// What of it is not the ground's, in words; None where all is.
+    /// The number of copies and the neighbours that are not the ground's own, in words. `None` if
+    /// all are the ground's own.
     pub fn beside(&self) -> Option<String> {
         words::beside(self.replicas, self.neighbours)
     }
 }
 
 impl Ground {
-    /// Most copies that are measured.
+    /// Largest number of copies that is measured.
     pub fn replicas_max(&self) -> u32 {
         self.replicas_beside.iter().copied().fold(self.replicas, u32::max)
     }
 
-    /// Most neighbours that are measured.
+    /// Largest number of neighbours that is measured.
     pub fn neighbours_max(&self) -> u32 {
         let all = self.neighbours.iter().chain(&self.neighbours_beside);
         all.map(|neighbours| neighbours.count).max().unwrap_or(0)
     }
 
-    /// What is wrong with these axes, on clusters of so many OSDs at least.
+    /// Checks these axes, on clusters with at least this number of OSDs.
     fn check_beside(&self, osds: u32) -> Result<(), String> {
         let all: Vec<u32> = [self.replicas].into_iter().chain(self.replicas_beside.iter().copied()).collect();
         if all.iter().any(|replicas| !(1..=osds).contains(replicas)) {
@@ -131,18 +134,19 @@ impl Ground {
 }
 
 impl Suite {
-    /// What is wrong with these axes, on the clusters that are measured.
+    /// Checks these axes, on the clusters that are measured.
     pub(super) fn check_beside(&self) -> Result<(), String> {
         self.ground.check_beside(self.sizes().into_iter().map(ClusterSize::osds).min().unwrap_or(0))
     }
 
-    /// The points beside the ground's own at which a workload is measured on a placement: all, of one axis at a time.
+    /// The points beside the ground's own at which a workload is measured on a placement. One axis
+    /// at a time varies.
     pub(super) fn points_beside(
         &self,
         placement: &str,
         workload: &Workload,
     ) -> Vec<(Option<u32>, Option<Neighbours>)> {
-        // The baseline again is there for its own point.
+        // The repeated baseline is measured only at the ground's own point.
         if !self.placements.iter().any(|name| name == placement) || !workload.is_on(placement) {
             return Vec::new();
         }
@@ -160,10 +164,11 @@ impl Suite {
         cell.neighbours.or(self.ground.neighbours).filter(|neighbours| neighbours.count > 0)
     }
 
-    /// The same with these numbers of copies: the first is the ground's, the others stand beside it.
+    /// The suite with these numbers of copies. The first is the ground's, the others are measured
+    /// beside it.
     ///
     /// # Errors
-    /// When the clusters cannot have as many.
+    /// If the resulting suite is not valid, for example if the clusters cannot have as many copies.
     pub fn with_replicas(mut self, replicas: &[u32]) -> Result<Suite, SuiteError> {
         if let [first, others @ ..] = replicas {
             (self.ground.replicas, self.ground.replicas_beside) = (*first, others.to_vec());
@@ -171,10 +176,11 @@ impl Suite {
         self.checked()
     }
 
-    /// The same with these neighbours: the first are the ground's, the others stand beside them.
+    /// The suite with these neighbours. The first are the ground's, the others are measured beside
+    /// them.
     ///
     /// # Errors
-    /// When the images have no room.
+    /// If the resulting suite is not valid, for example if there is no room for the images.
     pub fn with_neighbours(mut self, neighbours: &[Neighbours]) -> Result<Suite, SuiteError> {
         if let [first, others @ ..] = neighbours {
             self.ground.neighbours = Some(*first).filter(|first| first.count > 0);
@@ -271,7 +277,8 @@ mod tests {
         let one = plain.clone().with_replicas(&[1, 2]).expect("one copy, and two beside");
         assert_eq!((one.ground.replicas, one.ground.replicas_beside.as_slice()), (1, [2].as_slice()));
         assert!(plain.clone().with_replicas(&[3]).is_err());
-        // The quick form has seven disks alone, the exact one as few as one.
+        // The quick form has only clusters with seven disks; the exact form also has a cluster with
+        // one.
         let journal = Suite::find("journal").expect("it comes with the program");
         assert!(journal.clone().with_replicas(&[2]).is_err());
         journal.quick().with_replicas(&[2, 3]).expect("there are enough OSDs");

@@ -1,15 +1,16 @@
-//! How many clients a suite measures with, and which numbers of them a machine bears.
+//! The numbers of clients that a suite measures, and those that a machine can run.
 
 use super::{Quick, Suite, Tool};
 
 impl Suite {
-    /// Most clients with which something is measured on a machine with so many processors; no limit if the suite has none.
+    /// Most clients that are measured on a machine with this number of processors; `u32::MAX` if
+    /// the suite has no limit.
     pub fn clients_max(&self, cpus: usize) -> u32 {
         let most = self.ground.clients_per_processor_max;
         most.map_or(u32::MAX, |most| most.saturating_mul(u32::try_from(cpus).unwrap_or(u32::MAX)))
     }
 
-    /// All numbers of clients of its workloads, in ascending order.
+    /// All numbers of clients of the measured workloads, in ascending order.
     pub fn clients(&self) -> Vec<u32> {
         let measured = self.workloads.iter().filter(|workload| !self.without.contains(&workload.name));
         let mut clients: Vec<u32> = measured.flat_map(|workload| workload.clients.iter().copied()).collect();
@@ -18,12 +19,14 @@ impl Suite {
         clients
     }
 
-    /// Images on a cluster: one for each client of a workload that has images, and after those one for each neighbour.
+    /// Images on a cluster: one for each client of a workload with images, and after those one for
+    /// each neighbour.
     pub fn images(&self) -> u32 {
         self.images_on(usize::MAX)
     }
 
-    /// The same on a machine with so many processors, which may not bear all clients.
+    /// The images on a cluster of a machine with this number of processors. Numbers of clients
+    /// above [`Suite::clients_max`] do not count.
     pub fn images_on(&self, cpus: usize) -> u32 {
         let most = self.clients_max(cpus);
         let with_images = self.workloads.iter().filter(|workload| workload.tool == Tool::Fio);
@@ -32,7 +35,7 @@ impl Suite {
         clients.saturating_add(self.ground.neighbours_max())
     }
 
-    /// What is wrong with the numbers of clients to which the quick form is limited.
+    /// Checks that each number of clients of the quick form is one of a workload's.
     pub(super) fn check_quick_clients(&self) -> Result<(), String> {
         let wanted = self.quick.iter().flat_map(|quick| &quick.clients);
         let known = |clients: &u32| self.workloads.iter().any(|workload| workload.clients.contains(clients));
@@ -44,7 +47,8 @@ impl Suite {
 }
 
 impl Quick {
-    /// Those numbers of a workload's clients that it keeps: all, where it names none of them.
+    /// The numbers of clients that a workload keeps in the quick form: all of the workload's if the
+    /// form names none of them.
     pub(super) fn kept(&self, clients: &[u32]) -> Vec<u32> {
         let kept: Vec<u32> = clients.iter().copied().filter(|n| self.clients.contains(n)).collect();
         if kept.is_empty() { clients.to_vec() } else { kept }

@@ -1,4 +1,5 @@
-//! What publications say, in a form that can be tested: a ratio of two placements, or how one goes along an axis.
+//! Published claims in a form that can be tested: a ratio of two placements, or the course of one
+//! placement along an axis.
 
 use std::collections::BTreeSet;
 
@@ -8,51 +9,55 @@ use serde::{Deserialize, Serialize};
 use super::{ClusterSize, Suite, Workload};
 use crate::words;
 
-/// Something that was published, and how it is tested: as a ratio (`expect`), or along an axis (`axis`).
+/// A published claim and how it is tested: as a ratio (`expect`) or along an axis (`axis`).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Direction {
-    /// What is claimed, in one sentence.
+    /// The claim, in one sentence.
     pub claim: String,
     /// Where it was published.
     pub source: String,
-    /// The source's own words or figures, short. None where the claim is that of nobody else.
+    /// The source's own words or figures, short, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quotation: Option<String>,
-    /// The workload in which it is looked for.
+    /// The workload in which the claim is tested.
     pub workload: String,
-    /// This placement…
+    /// The placement that the claim is about.
     pub placement: String,
-    /// …relative to this one; without it an axis is followed by the placement's own figure.
+    /// The placement that `placement` is compared with. Without it, an axis follows the figure of
+    /// `placement` itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub against: Option<String>,
-    /// The workload in which that one is looked for, if it is another one: one that differs in its access path alone.
+    /// The workload of `against`, if it is not `workload`. It differs from `workload` only in the
+    /// access path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub against_workload: Option<String>,
-    /// Only with so many clients; with each number of them if nothing is said.
+    /// Only with this number of clients; with every number if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clients: Option<u32>,
-    /// Only on clusters with so many disks; on each if nothing is said.
+    /// Only on clusters with this number of disks; on all if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disks: Option<u32>,
-    /// What is compared.
+    /// The figure that is compared.
     #[serde(default)]
     pub metric: Measure,
-    /// What is expected of the ratio, if that is the claim.
+    /// The ratio that is expected, if the claim is a ratio.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expect: Option<Expect>,
-    /// What is expected along an axis, if that is the claim.
+    /// What is expected along an axis, if the claim is about an axis.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub axis: Option<Axis>,
-    /// The ratios of the source, if it has figures. They stand beside ours and decide nothing: devices that are emulated have other sizes.
+    /// The ratios of the source, if it has figures. They are shown beside our ratios and decide
+    /// nothing: emulated devices have other sizes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub published: Vec<Published>,
-    /// What it takes that there is not here, so that it is not measurable. Its placements may be set-ups of the suite then.
+    /// What the claim needs that is missing here, so that it is not measurable. Its placements may
+    /// be set-ups of the suite.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub needs: Option<String>,
 }
 
-/// What of a run is compared.
+/// The figure of a run that is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Measure {
@@ -68,7 +73,7 @@ pub enum Measure {
 }
 
 impl Measure {
-    /// In words, such as `requests per second`.
+    /// Title, such as `requests per second`.
     pub fn title(self) -> &'static str {
         match self {
             Measure::Iops => "requests per second",
@@ -78,7 +83,7 @@ impl Measure {
         }
     }
 
-    /// Less of it is better.
+    /// Whether a smaller value is better.
     pub fn is_latency(self) -> bool {
         matches!(self, Measure::Mean | Measure::P99)
     }
@@ -102,10 +107,10 @@ pub enum Expect {
 pub struct Axis {
     /// What changes.
     pub along: Along,
-    /// How the last point compares with the first one.
+    /// How the last point compares with the first point.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trend: Option<Trend>,
-    /// It gets better up to this point, and stays level beyond it.
+    /// The figure gets better up to this point, and stays level beyond it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plateau_beyond: Option<u32>,
 }
@@ -129,7 +134,7 @@ pub enum Along {
 }
 
 impl Along {
-    /// In words, such as `queue depth`.
+    /// Title, such as `queue depth`.
     pub fn title(self) -> &'static str {
         match self {
             Along::Depth => "queue depth",
@@ -146,25 +151,25 @@ impl Along {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Trend {
-    /// It has more.
+    /// The last point is higher.
     Rises,
-    /// It has less.
+    /// The last point is lower.
     Falls,
 }
 
-/// A ratio that a source has figures for.
+/// A ratio from a source's figures.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Published {
     /// The quotient of the source's two figures.
     pub ratio: f64,
-    /// Under which conditions, such as `40 clients`.
+    /// Conditions of the source's figures, such as `40 clients`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<String>,
 }
 
 impl Direction {
-    /// What is expected, in words such as `less` or `falls with the queue depth`.
+    /// The expectation in words, such as `less` or `falls with the queue depth`.
     pub fn expected(&self) -> String {
         match (self.expect, self.axis) {
             (Some(Expect::More), _) => "more".into(),
@@ -183,13 +188,14 @@ impl Direction {
         }
     }
 
-    /// It speaks of what was measured with so many clients, on a cluster with so many disks.
+    /// Whether the claim covers measurements with this number of clients, on a cluster with this
+    /// number of disks.
     pub fn counts(&self, clients: u32, disks: u32) -> bool {
         let is = |wanted: Option<u32>, found| wanted.is_none_or(|wanted| wanted == found);
         is(self.clients, clients) && is(self.disks, disks)
     }
 
-    /// What is wrong with it in a suite.
+    /// Checks the claim in a suite; an error says what is wrong.
     pub(super) fn check(&self, suite: &Suite) -> Result<(), String> {
         if self.needs.is_some() {
             return self.check_needs(suite);
@@ -231,7 +237,7 @@ impl Direction {
         }
     }
 
-    /// The workload of the other placement, where that is another one.
+    /// The workload of `against`, if it is not the claim's own workload.
     fn other_path<'a>(&self, suite: &'a Suite, workload: &Workload) -> Result<Option<&'a Workload>, String> {
         let Some(name) = &self.against_workload else { return Ok(None) };
         let other = suite.workload(name).ok_or("it names what the suite does not have")?;
@@ -254,7 +260,7 @@ impl Direction {
         Ok(Some(other))
     }
 
-    /// What is wrong with one that is not measurable here.
+    /// Checks a claim that is not measurable here.
     fn check_needs(&self, suite: &Suite) -> Result<(), String> {
         let names = [Some(&self.placement), self.against.as_ref()];
         let set_up = |name: &String| suite.setups.iter().any(|setup| setup.name == *name);
@@ -268,7 +274,7 @@ impl Direction {
         }
     }
 
-    /// The claim's axis has at least two points in a suite.
+    /// Checks that the claim's axis has at least two points in a suite.
     pub(super) fn has_points(&self, suite: &Suite) -> Result<(), String> {
         let (Some(axis), Some(workload)) = (self.axis, suite.workload(&self.workload)) else { return Ok(()) };
         let points = match axis.along {

@@ -1,5 +1,5 @@
-//! What happens while clients work: a device dies, an OSD goes and comes back, Ceph scrubs. What clients see of it is told by itself: it
-//! is no speed of a placement, and never ranked.
+//! Events under load: a device dies, an OSD leaves and returns, Ceph scrubs. What clients see is
+//! reported separately. An event does not measure a placement's speed and is never ranked.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,56 +10,63 @@ use crate::fio::Sync;
 use crate::placement::Arrangement;
 use crate::words;
 
-/// Most windows before or after an event.
+/// Most windows before, and most windows after, an event.
 const WINDOWS_MAX: u32 = 1_000;
-/// Most requests per second of a client.
+/// Most requests per second of one client.
 const REQUESTS_PER_S_MAX: u32 = 1_000;
-/// Longest load of an event in seconds, the ramp included: what is told second by second is kept in memory.
+/// Longest load of an event in seconds, including the ramp. The points of the course, one for each
+/// second, are kept in memory.
 const LOAD_S_MAX: u32 = 24 * 3_600;
-// All loads of a suite add up to a number of seconds that is told.
+// The loads of a suite, in seconds, are added in 32 bits.
 const _: () = assert!(CELLS_MAX as u64 * LOAD_S_MAX as u64 <= u32::MAX as u64);
-/// Most requests of all clients of an event: each of them is kept in memory until the end.
+/// Most requests of all clients of an event. Each request is kept in memory until the end.
 const REQUESTS_MAX: u64 = 2_000_000;
-/// Most blocks of all clients of an event: what was acknowledged of each is kept in memory.
+/// Most blocks of all clients of an event. The newest acknowledged write of each block is kept in
+/// memory.
 const BLOCKS_MAX: u64 = 4 << 20;
-/// Most requests in flight of all clients of an event: each of them has a thread.
+/// Most requests in flight of all clients of an event. Each request in flight has its own thread.
 const IN_FLIGHT_MAX: u64 = 1_024;
-/// Largest block of an event's clients in bytes: no NBD server takes larger requests unless it says so.
+/// Largest block of an event's clients, in bytes. Larger requests need an NBD server that announces
+/// a larger limit.
 const BLOCK_BYTES_MAX: u64 = 32 << 20;
 /// Most bytes in flight of all clients of an event.
 const IN_FLIGHT_BYTES_MAX: u64 = 1 << 30;
 
-/// Something that happens under load.
+/// An event under load.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Event {
     /// Its name in results, such as `ssd-dies`.
     pub name: String,
-    /// What happens.
+    /// The kind of event.
     pub kind: Happening,
-    /// What clients do meanwhile: a workload, which is not measured by itself then.
+    /// The workload of the clients. It is not measured by itself.
     pub workload: String,
-    /// Requests of each client that are due in a second, whether the ones before are answered or not.
+    /// Requests of each client that are due in a second, whether earlier requests are answered or
+    /// not.
     pub requests_per_s: u32,
-    /// Windows before it happens, each as long as a measurement of the suite (`seconds`).
+    /// Windows before the event, each as long as a measurement of the suite (`seconds`).
     pub windows_before: u32,
-    /// Windows that clients and cluster are watched from then on.
+    /// Windows from the event on.
     pub windows_after: u32,
-    /// After how many of these comes back what has gone, where something has.
+    /// Number of windows after the event at which the OSD returns. Only for events in which an OSD
+    /// leaves and returns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub back_after: Option<u32>,
-    /// Only for these placements; for all if there are none.
+    /// Placements with this event; all if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub placements: Vec<String>,
 }
 
-/// What happens.
+/// A kind of event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Happening {
-    /// The SSD that a placement stands on fails every request from then on; a disk where it stands on no SSD.
+    /// The SSD that a placement stands on fails every request from the event on. If a placement
+    /// stands on no SSD, a disk fails instead.
     SsdDies,
-    /// An OSD is told to give its data to the others (`ceph osd out`), and later to take it again.
+    /// An OSD is marked out (`ceph osd out`) and gives its data to the others. Later it is marked
+    /// in.
     OsdOut,
     /// An OSD is killed, and later started again.
     OsdStops,
@@ -68,7 +75,7 @@ pub enum Happening {
 }
 
 impl Happening {
-    /// In words, such as `the SSD dies`.
+    /// Title, such as `the SSD dies`.
     pub fn title(self) -> &'static str {
         match self {
             Happening::SsdDies => "the SSD dies",
@@ -78,29 +85,29 @@ impl Happening {
         }
     }
 
-    /// What has gone comes back.
+    /// Whether an OSD leaves and returns.
     pub fn comes_back(self) -> bool {
         matches!(self, Happening::OsdOut | Happening::OsdStops)
     }
 }
 
 impl Event {
-    /// Seconds of load before it happens, the ramp not included.
+    /// Seconds of load before the event, without the ramp.
     pub fn before_s(&self, suite: &Suite) -> u32 {
         self.windows_before.saturating_mul(suite.seconds)
     }
 
-    /// Seconds that are watched from then on.
+    /// Seconds of load from the event on.
     pub fn after_s(&self, suite: &Suite) -> u32 {
         self.windows_after.saturating_mul(suite.seconds)
     }
 
-    /// Seconds that clients run, the ramp included: in a suite that makes sense at most a day.
+    /// Seconds that clients run, including the ramp. At most a day in a valid suite.
     pub fn load_s(&self, suite: &Suite) -> u32 {
         suite.ramp_s.saturating_add(self.before_s(suite)).saturating_add(self.after_s(suite))
     }
 
-    /// What is wrong with it in a suite.
+    /// Checks the event in a suite; an error says what is wrong.
     pub(super) fn check(&self, suite: &Suite) -> Result<(), String> {
         let Some(workload) = suite.workload(&self.workload) else {
             return Err(format!("{} is none of the workloads", self.workload));
@@ -143,7 +150,7 @@ impl Event {
         }
     }
 
-    /// What of it takes longer, or keeps more in memory, than it may.
+    /// Checks that the event stays within its limits of time and memory.
     fn check_bounds(&self, suite: &Suite, workload: &Workload) -> Result<(), String> {
         let load_s = self.load_s(suite);
         if load_s > LOAD_S_MAX {
@@ -179,7 +186,7 @@ impl Event {
         Ok(())
     }
 
-    /// It happens to this placement of a suite.
+    /// Whether the event happens to this placement of a suite.
     pub fn is_on(&self, suite: &Suite, placement: &str) -> bool {
         let named = self.placements.is_empty() || self.placements.iter().any(|name| name == placement);
         let measured = suite.workload(&self.workload).is_some_and(|workload| workload.is_on(placement));
@@ -187,7 +194,7 @@ impl Event {
     }
 }
 
-/// What is wrong with a workload for clients that keep account of what was acknowledged.
+/// Checks a workload for clients that record acknowledged writes.
 fn clients(workload: &Workload) -> Result<(), String> {
     if workload.tool != Tool::Fio {
         return Err("clients of an event have images".into());
@@ -212,12 +219,12 @@ fn clients(workload: &Workload) -> Result<(), String> {
 }
 
 impl Suite {
-    /// A workload is that of events, and not measured by itself.
+    /// Whether a workload belongs to events and is not measured by itself.
     pub fn is_of_event(&self, workload: &str) -> bool {
         self.events.iter().any(|event| event.workload == workload)
     }
 
-    /// Everything that happens, each event with what it happens to, in the suite's order.
+    /// All events, each with each cell it happens to, in the suite's order.
     pub fn happenings(&self) -> Vec<(&Event, Cell)> {
         let mut found = Vec::new();
         for event in &self.events {
@@ -245,7 +252,7 @@ impl Suite {
         found
     }
 
-    /// What is wrong with its events.
+    /// Checks the suite's events.
     pub(super) fn check_events(&self) -> Result<(), String> {
         super::unique("event", self.events.iter().map(|event| &event.name))?;
         if !self.events.is_empty()

@@ -1,4 +1,5 @@
-//! Set-ups that were published side by side: what stands for each here, or what it would take.
+//! Published set-ups, side by side: the placement that stands for each here, or what is missing for
+//! it.
 
 use std::collections::BTreeSet;
 
@@ -8,34 +9,35 @@ use serde::{Deserialize, Serialize};
 use super::Suite;
 use crate::placement::Arrangement;
 
-/// A set-up of a publication. It has a placement that stands for it here, or it says what it needs.
+/// A published set-up. It has a placement that stands for it here, or names what it needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Setup {
-    /// What the publication calls it.
+    /// The publication's name for the set-up.
     pub name: String,
-    /// Its figures there, short.
+    /// The figures in the publication, short.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub published: Option<String>,
-    /// The placement of the suite that stands for it. One that the suite or this version of the program does not have is told as
-    /// not run.
+    /// The placement of the suite that stands for the set-up. If the suite or this version does not
+    /// have the placement, the set-up is reported as not run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement: Option<String>,
-    /// The workload that does so, if not the deciding one: such as over another access path.
+    /// The workload that stands for the set-up, if it is not the deciding one, for example over
+    /// another access path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workload: Option<String>,
-    /// What it takes that there is not here.
+    /// What the set-up needs that is missing here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub needs: Option<String>,
 }
 
 impl Setup {
-    /// Why it is not measured in this suite. None where its placement is one of the suite.
+    /// Why the set-up is not measured in this suite. `None` if its placement is one of the suite's.
     pub fn not_run(&self, suite: &Suite) -> Option<String> {
         match (&self.needs, &self.placement) {
             (Some(needs), _) => Some(format!("not possible here: it needs {needs}")),
             (None, Some(placement)) if !suite.placements.contains(placement) => {
-                // All that there are instead are no part of the reason.
+                // The list of known placements is not part of the reason.
                 let why = Arrangement::parse(placement).err();
                 let why = why.as_deref().and_then(|why| why.split(';').next());
                 Some(match why {
@@ -49,7 +51,7 @@ impl Setup {
 }
 
 impl Suite {
-    /// What is wrong with its set-ups.
+    /// Checks the suite's set-ups.
     pub(super) fn check_setups(&self) -> Result<(), String> {
         let mut names: BTreeSet<&String> = self.placements.iter().collect();
         for setup in &self.setups {
@@ -113,7 +115,8 @@ mod tests {
             let error = Suite::parse("s.toml", &SUITE.replacen(from, to, 1)).expect_err(to).to_string();
             assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
         }
-        // A placement of another version, or one that the suite does not have, is told, and is no mistake.
+        // A placement that the suite or this version does not have is reported, and is no error of
+        // the suite.
         let stands = "placement = \"filestore-journal\"\nworkload";
         for (name, wanted) in [("osd-magic", "no placement osd-magic"), ("ssd-raw", "none of the suite's")] {
             let other = SUITE.replacen(stands, &format!("placement = \"{name}\"\nworkload"), 1);

@@ -1,4 +1,4 @@
-//! The sizes of clusters that a suite measures: each number of disks with each number of OSDs on one.
+//! The cluster sizes of a suite: each number of disks with each number of OSDs on a disk.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,18 +9,18 @@ use serde::{Deserialize, Serialize};
 use super::{DISKS_PERCENT_MAX, Ground, OSD_ROOM_BYTES, Suite};
 use crate::words;
 
-/// How many OSDs a cluster has, and on how many disks.
+/// Size of a cluster: its disks, and the OSDs on each disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterSize {
     /// Disks.
     pub disks: u32,
-    /// OSDs on each.
+    /// OSDs on each disk.
     pub osds_per_disk: u32,
 }
 
 impl ClusterSize {
-    /// OSDs in all.
+    /// OSDs of the whole cluster.
     pub fn osds(self) -> u32 {
         self.disks.saturating_mul(self.osds_per_disk)
     }
@@ -34,7 +34,7 @@ impl fmt::Display for ClusterSize {
 }
 
 impl Ground {
-    /// All sizes of its axes.
+    /// All cluster sizes of the ground.
     pub fn sizes(&self) -> Vec<ClusterSize> {
         let on = |&disks: &u32| {
             self.osds_per_disk.iter().map(move |&osds_per_disk| ClusterSize { disks, osds_per_disk })
@@ -44,14 +44,14 @@ impl Ground {
 }
 
 impl Suite {
-    /// The sizes of its axes but those that it is without.
+    /// The cluster sizes of the ground without those that the suite leaves out.
     pub fn sizes(&self) -> Vec<ClusterSize> {
         let mut sizes = self.ground.sizes();
         sizes.retain(|size| !self.without_sizes.contains(size));
         sizes
     }
 
-    /// What is wrong with the sizes that are left out, in either form.
+    /// Checks the sizes that are left out, in both forms.
     pub(super) fn check_sizes(&self) -> Result<(), String> {
         let all: BTreeSet<ClusterSize> = self.ground.sizes().into_iter().collect();
         let quick = self.quick.iter().flat_map(|quick| &quick.without_sizes);
@@ -65,7 +65,7 @@ impl Suite {
         Ok(())
     }
 
-    /// Images and OSDs have room on the disks of every size.
+    /// Checks that images and OSDs have room on the disks of each size.
     pub(super) fn check_room(&self) -> Result<(), String> {
         let clients = self.images();
         let ground = &self.ground;

@@ -13,10 +13,10 @@ use crate::stats::steady::Steadiness;
 use crate::stats::{self, Finding, Ratio, Setting};
 use crate::words;
 
-/// Seconds of a drain below which nothing is said about its pace.
+/// Shortest drain whose speed is reported, in seconds.
 const DRAIN_S_MIN: f64 = 1.0;
 
-/// The sentence about a ranking.
+/// The sentence about the lead of a ranking.
 fn lead(ranking: &Ranking) -> String {
     let (Some(first), Some(lead)) = (ranking.places.first(), &ranking.lead) else {
         let only = ranking.places.first().map_or("nothing", |place| place.placement.as_str());
@@ -84,7 +84,8 @@ fn of_second_copy(results: &Results, found: &SecondCopy) -> Vec<String> {
     vec![costs, lost, advice]
 }
 
-/// The sentence about a ranking with what of it lasts. No ratio of runs that only absorb stands alone.
+/// The sentence about a ranking, with what lasts of it. A ratio of runs that only absorb never
+/// stands alone.
 fn lead_that_lasts(ranking: &Ranking, lasting: &Lasting) -> String {
     let lead = lead(ranking);
     let (Some(first), Some(over)) = (ranking.places.first(), &ranking.lead) else { return lead };
@@ -101,7 +102,7 @@ fn lead_that_lasts(ranking: &Ranking, lasting: &Lasting) -> String {
     }
 }
 
-/// What the sustained runs say of placements with as many copies as those of a ranking.
+/// What the sustained runs show of placements with as many copies as those of a ranking.
 fn for_good(ranking: &Ranking, lasting: &Lasting) -> String {
     match lasting.ranking(ranking.durability).map(|found| (found, found.places.as_slice())) {
         None | Some((_, [])) => "no placement had a sustained run, so what lasts was not measured.".into(),
@@ -110,7 +111,7 @@ fn for_good(ranking: &Ranking, lasting: &Lasting) -> String {
     }
 }
 
-/// Whether the runs of ranked placements show what lasts, in sentences.
+/// Whether the runs of ranked placements show a speed that lasts, in sentences.
 fn of_lasting(lasting: &Lasting) -> Vec<String> {
     let all = |wanted: Steadiness| -> Vec<&str> {
         let of = lasting.placements.iter().filter(|held| held.steadiness == wanted);
@@ -153,7 +154,7 @@ pub(super) fn of_controls(results: &Results, controls: &[Control]) -> Vec<String
     sentences
 }
 
-/// What it comes to, the headline, and the sentences after it.
+/// The advice, the headline, and the sentences after it.
 pub(super) fn answer(
     results: &Results,
     rankings: &[Ranking],
@@ -175,7 +176,8 @@ pub(super) fn answer(
         None => first_sentence(results, ranking, lasting),
     };
     let mut answer: Vec<String> = sizes.iter().flat_map(|sizes| sizes.sentences()).collect();
-    // A user who reads nothing else is not to lose writes for that: it comes right after the headline.
+    // A reader who reads nothing else must not lose writes, so this sentence comes right after the
+    // headline.
     let winner = ranking.places.first().map(|place| &place.placement);
     if let Some(safe) = second_copy.and_then(|found| found.recommended.as_ref())
         && winner != Some(safe)
@@ -205,7 +207,8 @@ pub(super) fn answer(
     answer.extend(second_copy.into_iter().flat_map(|found| of_second_copy(results, found)));
     answer.push(conditions(results, ranking));
     answer.push(format!("All of these acknowledge a write with {}.", words::durability(ranking.durability)));
-    // What is alone among its like and was told of with its second copy has nothing to win.
+    // A ranking of one placement has no winner. It is left out if the sentences about the second
+    // copy name its placement.
     let told = |other: &&Ranking| {
         let [place] = other.places.as_slice() else { return false };
         second_copy.is_some_and(|found| [&found.placement, &found.cost.against].contains(&&place.placement))
@@ -238,7 +241,7 @@ fn latencies(first: &str, lead: &Compared) -> String {
     )
 }
 
-/// What a placement has of another one's 99th percentile, if that is known.
+/// The ratio of a placement's 99th percentile in words, if it is known.
 fn tail(p99: &Ratio) -> String {
     match p99.ratio {
         Some(_) => format!("{p99} the 99th percentile"),
@@ -246,7 +249,7 @@ fn tail(p99: &Ratio) -> String {
     }
 }
 
-/// How fast what a placement had still to write back after a run goes where it belongs.
+/// How fast a placement wrote back what it still held after a run.
 fn written_back(results: &Results, placement: &str) -> Option<String> {
     let runs = reference_runs(results, placement, &results.suite.deciding);
     let timed = |run: &&Run| run.drained.is_some_and(|drained| drained.seconds >= DRAIN_S_MIN);

@@ -1,4 +1,5 @@
-//! Other numbers of copies, and neighbours of the clients, beside the ground's own point.
+//! Measurements with other numbers of copies, or other neighbours of the clients, than the
+//! ground's.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,7 @@ use crate::stats::{self, Metric, Ratio, Setting, Stretch};
 use crate::suite::Neighbours;
 use crate::words;
 
-/// What a placement does in a workload with other copies or neighbours than the ground's.
+/// Figures of a placement in a workload with other copies or neighbours than the ground's.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Beside {
     /// The workload's name.
@@ -19,22 +20,23 @@ pub struct Beside {
     pub placement: String,
     /// Copies of each object.
     pub replicas: u32,
-    /// Neighbours of the clients, if there are any.
+    /// Neighbours of the clients. None if there are none.
     pub neighbours: Option<Neighbours>,
-    /// What its acknowledged writes are safe from.
+    /// What the placement's acknowledged writes are safe from.
     pub durability: Durability,
-    /// Requests per second of the clients: geometric mean over loads and clusters.
+    /// Requests per second of the clients: geometric mean over the runs that count.
     pub iops: f64,
-    /// To the same with the ground's copies and neighbours.
+    /// Ratio to the requests per second with the ground's copies and neighbours.
     pub to_ground: Ratio,
-    /// Requests per second of the neighbours: mean of the runs.
+    /// Requests per second of the neighbours: mean over the runs that count. None without figures
+    /// of neighbours.
     pub neighbours_iops: Option<f64>,
     /// What differs from the ground, in words.
     #[serde(skip)]
     pub what: String,
 }
 
-/// Each placement at each point beside the ground's own, by workloads.
+/// Each placement at each point that is not the ground's, by workload.
 pub(super) fn beside(results: &Results) -> Vec<Beside> {
     let mut found = Vec::new();
     for workload in &results.suite.workloads {
@@ -50,7 +52,7 @@ pub(super) fn beside(results: &Results) -> Vec<Beside> {
     found
 }
 
-/// A placement at a point. None where no run of it counts.
+/// A placement at a point. None where no run of the placement counts.
 fn at(
     results: &Results,
     placement: &str,
@@ -115,7 +117,8 @@ mod tests {
     use crate::synthetic;
     use crate::verdict::{Outcome, verdict};
 
-    /// Two placements with one copy, alone and beside two neighbours; and with two copies, on clusters of their own.
+    /// Two placements with one copy, alone and beside two neighbours, and with two copies on
+    /// clusters of their own.
     fn results() -> Results {
         let mut results = synthetic::results(&[
             ("bluestore-colocated", &[100.0, 101.0, 99.0]),

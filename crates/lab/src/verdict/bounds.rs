@@ -1,4 +1,5 @@
-//! Bounds: what a cache under the OSDs cannot be faster than, and is a fault of the rig where it is much slower.
+//! Bounds: speeds that a cache cannot exceed. A cache under the OSDs that is much slower than its
+//! bound shows a fault of the rig.
 
 use serde::Serialize;
 
@@ -11,27 +12,29 @@ use crate::words;
 
 /// The least part of its bound that a cache under the OSDs reaches, unless the rig is at fault.
 const BOUND_PART_MIN: f64 = 0.5;
-/// Largest part of what is read that a warm cache has not. A slowed disk takes hundreds of times as long, so that more than this is bounded
-/// by the disks.
+/// Largest part of the blocks read that a warm cache misses. A slowed disk takes hundreds of times
+/// as long as a hit, so with more misses the disks bound the speed.
 const MISSES_MAX: f64 = 0.005;
 
-/// A placement beside its bound.
+/// A placement with its bound.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Bounded {
     /// The placement.
     pub placement: String,
-    /// Its bound: OSDs on the SSD's class, in guests if its own are there, or the SSD alone.
+    /// The bound: OSDs on SSDs, in guests if the placement's OSDs are in guests, or the
+    /// hypervisor's SSD alone.
     pub bound: String,
     /// The workload.
     pub workload: String,
-    /// Its requests per second to those of the bound.
+    /// Ratio of the placement's requests per second to those of the bound.
     pub iops: Ratio,
-    /// The rig is at fault: a cache under the OSDs has less than half of its bound, where no disk is in its way and nothing goes past it.
+    /// The rig is at fault: a cache under the OSDs has less than half of its bound, although no
+    /// disk is in its way and no request goes past it.
     pub rig_fault: bool,
 }
 
 impl Bounded {
-    /// A fault of the rig in a sentence.
+    /// The sentence about a fault of the rig.
     pub(super) fn sentence(&self) -> String {
         let Bounded { placement, bound, workload, iops, .. } = self;
         format!(
@@ -40,7 +43,8 @@ impl Bounded {
     }
 }
 
-/// Every placement with a cache beside its bound, where both were measured with warm caches.
+/// Every placement with a cache and its bound, for each workload with warm caches in which both
+/// were measured.
 pub(super) fn bounds(results: &Results) -> Vec<Bounded> {
     let mut found = Vec::new();
     for workload in results.suite.workloads.iter().filter(|workload| workload.caches == Caches::Warm) {
@@ -50,7 +54,8 @@ pub(super) fn bounds(results: &Results) -> Vec<Bounded> {
     found
 }
 
-/// A placement beside its bound in a workload. None where it has none, or one of the two was not measured.
+/// A placement with its bound in a workload. None where the placement has no bound, or where one of
+/// the two was not measured.
 pub(super) fn bounded(results: &Results, placement: &str, workload: &str) -> Option<Bounded> {
     let bound = match (words::under_osds(placement), words::on_host(placement)) {
         (true, false) if words::in_guests(placement) => words::GUEST_BOUND,
@@ -61,8 +66,8 @@ pub(super) fn bounded(results: &Results, placement: &str, workload: &str) -> Opt
     let settings = stats::settings(results, workload);
     let iops = stats::of_control(results, placement, bound, &settings);
     let part = iops.ratio?.value;
-    // What lasts is bounded by the disks, as is a cache that misses, and reads of what is cached are not. Nor is it the rig that has a
-    // request go past a cache.
+    // The disks bound a speed that lasts and a cache that misses, but not reads of cached data. A
+    // request that goes past a cache is no fault of the rig.
     let found = results.suite.workload(workload)?;
     let misses = misses(results, placement, workload).is_some_and(|part| part > MISSES_MAX);
     let past_the_disks = !misses
@@ -82,7 +87,8 @@ pub(super) fn bounded(results: &Results, placement: &str, workload: &str) -> Opt
     })
 }
 
-/// The part of what was read that the caches of a placement had not, in all runs that count. None where they count nothing.
+/// The part of the blocks read that the caches of a placement missed, over all runs that count.
+/// None where the caches count nothing.
 fn misses(results: &Results, placement: &str, workload: &str) -> Option<f64> {
     let found = counted(results, placement, workload).filter_map(|run| run.placement.as_object());
     let (mut hits, mut missed) = (0.0, 0.0);
@@ -100,7 +106,8 @@ mod tests {
     use crate::verdict::{Outcome, verdict};
     use serde_json::json;
 
-    /// Results in which a cache under the OSDs has so many requests per second where its bound has 1,000.
+    /// Results in which a cache under the OSDs has `under` requests per second and its bound has
+    /// 1,000.
     fn results(under: f64, absorbs: bool) -> Results {
         let mut results = synthetic::results(&[
             ("bluestore-colocated", &[90.0; 3]),
@@ -115,7 +122,7 @@ mod tests {
         results
     }
 
-    /// So many of 1,000 blocks that were read the cache under the OSDs had not.
+    /// Sets the counters of the cache under the OSDs: of 1,000 blocks read it missed `missed`.
     fn count(results: &mut Results, missed: u64) {
         let counted = json!({ "osd-tidepool": { "hit_blocks": 1_000 - missed, "miss_blocks": missed } });
         let under = results.runs.iter_mut().filter(|run| run.cell.placement == "osd-tidepool");

@@ -1,5 +1,5 @@
-//! Campaigns that nobody made, on clusters that differ: how often the verdict names a winner that is none, and how often the one
-//! that there is.
+//! Simulated campaigns on clusters that differ: how often the verdict names a winner although there
+//! is none, and how often it names the right winner.
 
 use super::rank::rank;
 use crate::results::Results;
@@ -9,14 +9,15 @@ use crate::stats::looks::{ALPHA, Looks};
 use crate::suite::Suite;
 use crate::synthetic::{self, Normal, SPREADS};
 
-/// Campaigns in which nothing is ahead.
+/// Number of campaigns in which no placement is ahead.
 const CAMPAIGNS: u32 = 1_000;
-/// Measurements of a placement on one of its clusters; they count as one.
+/// Measurements of a placement on one of its clusters; together they count as one.
 const ON_ONE_CLUSTER: usize = 3;
 const NAMES: [&str; 5] =
     ["host-tidepool", "osd-tidepool", "bluestore-dbwal", "filestore-journal", "filestore-colocated"];
 
-/// One more cluster for each of these placements, with so many requests per second in truth, at each factor.
+/// Adds one more cluster for each of these placements at each factor. Each placement has its true
+/// requests per second beside its name.
 fn measure(results: &mut Results, normal: &mut Normal, wanted: &[(&str, f64)], repeat: u32) {
     let factors = [Some(None), results.suite.ground.second_slowed_by.map(Some)];
     for slowed_by in factors.into_iter().flatten() {
@@ -33,7 +34,8 @@ fn measure(results: &mut Results, normal: &mut Normal, wanted: &[(&str, f64)], r
     }
 }
 
-/// What a campaign ends with: the winner, if it names one, and how many clusters of a placement it made.
+/// The end of a campaign: the winner, if the campaign names one, and the number of clusters of a
+/// placement.
 fn campaign(suite: &Suite, seed: u64, truths: &[(&str, f64)]) -> (Option<String>, u32) {
     let mut results = Results { suite: suite.clone(), ..synthetic::empty() };
     let mut normal = Normal::new(seed);
@@ -62,7 +64,7 @@ fn campaign(suite: &Suite, seed: u64, truths: &[(&str, f64)]) -> (Option<String>
     (winner, clusters)
 }
 
-/// The quick and the exact form at one factor, which has no second chance to notice a mistake.
+/// The quick and the exact form at one factor: there is no second factor to notice a mistake.
 fn at_one_factor() -> [(&'static str, Suite); 2] {
     at_two_factors().map(|(form, mut suite)| {
         suite.ground.second_slowed_by = None;
@@ -76,12 +78,12 @@ fn at_two_factors() -> [(&'static str, Suite); 2] {
     [("quick", suite.clone().quick()), ("exact", suite)]
 }
 
-/// How so many campaigns end.
+/// How a number of campaigns ended.
 struct Ends {
     count: u32,
-    /// Those that name the right winner.
+    /// Campaigns that named the right winner.
     right: u32,
-    /// Those that name another one.
+    /// Campaigns that named another winner.
     wrong: u32,
     /// Clusters of the placement that has most, on average.
     clusters: f64,
@@ -99,7 +101,8 @@ fn campaigns(count: u32, suite: &Suite, truths: &[(&str, f64)], winner: Option<&
 }
 
 impl Ends {
-    /// What the true rate of wrong ends is at most, with 95 % certainty (Wilson, JASA 22, 1927, one side).
+    /// Upper limit of the true rate of wrong ends, with 95 % certainty (Wilson, JASA 22, 1927, one
+    /// side).
     fn wrong_at_most(&self) -> f64 {
         let (count, z) = (f64::from(self.count), 1.645f64);
         let rate = f64::from(self.wrong) / count;
@@ -108,8 +111,9 @@ impl Ends {
     }
 }
 
-/// Asserts that not only what was counted, but what may be true is within [`ALPHA`]: of a thousand campaigns 38 at most, where a rate of
-/// 5 % would give 50 and rarely fewer than 39.
+/// Asserts that the upper limit of the true rate, and not only the counted rate, is within
+/// [`ALPHA`]. Of a thousand campaigns at most 38 may be wrong; a true rate of 5 % would give 50 on
+/// average, and rarely fewer than 39.
 fn assert_few_false_winners(forms: [(&str, Suite); 2], placements: usize) {
     let truths: Vec<(&str, f64)> = NAMES[..placements].iter().map(|name| (*name, 100.0)).collect();
     for (form, suite) in forms {
@@ -127,7 +131,8 @@ fn assert_few_false_winners(forms: [(&str, Suite); 2], placements: usize) {
 
 #[test]
 fn at_most_one_campaign_of_twenty_names_a_winner_that_is_none() {
-    // Two are the worst case: of more that are equal, the first two are nearer to each other.
+    // Two placements are the worst case: of more equal placements, the first two are nearer to each
+    // other.
     assert_few_false_winners(at_one_factor(), 2);
 }
 

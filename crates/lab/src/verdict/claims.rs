@@ -1,4 +1,4 @@
-//! What became of what was published.
+//! Published claims, tested.
 
 use serde::Serialize;
 
@@ -19,20 +19,21 @@ pub struct Tested {
     /// The claim.
     #[serde(flatten)]
     pub direction: Direction,
-    /// What became of it.
+    /// The outcome.
     pub outcome: Outcome,
-    /// Its placement's figure to that of the other one; along an axis what is at the last point to what is at the first one. None where an
-    /// axis has one point.
+    /// Ratio of the placement's figure to that of the other placement. Along an axis: ratio of the
+    /// last point to the first point. None where an axis has fewer than two points, and where the
+    /// claim was not tested.
     pub ratio: Option<Ratio>,
-    /// The same of sustained runs alone. None where no run says whether it is sustained.
+    /// The ratio over sustained runs alone. None where no run shows whether it is sustained.
     pub for_good: Option<Ratio>,
     /// What was found along the axis, if the claim has one.
     pub course: Option<Course>,
-    /// What the outcome rests on and where the time goes in both, in sentences.
+    /// The evidence for the outcome, and where the time goes in both placements, in sentences.
     pub evidence: String,
-    /// The placement's largest hop.
+    /// Largest hop of the placement.
     pub bottleneck: Option<Bottleneck>,
-    /// That of the other.
+    /// Largest hop of the other placement.
     pub against_bottleneck: Option<Bottleneck>,
 }
 
@@ -46,7 +47,7 @@ impl Tested {
         }
     }
 
-    /// The ratios of the source, or a dash where it has none.
+    /// The ratios that the source gives, or a dash where it gives none.
     pub fn published(&self) -> String {
         let one = |Published { ratio, at }: &Published| {
             let at = at.as_ref().map(|at| format!(" at {at}")).unwrap_or_default();
@@ -57,7 +58,8 @@ impl Tested {
     }
 }
 
-/// The figure by which placements are compared; bytes are requests of one size.
+/// The figure by which placements are compared. Bandwidth is compared as requests per second,
+/// because all requests have one size.
 pub(super) fn metric(measure: Measure) -> Metric {
     match measure {
         Measure::Iops | Measure::Bandwidth => Metric::Iops,
@@ -75,13 +77,14 @@ pub(super) fn amount(measure: Measure, value: f64) -> String {
     }
 }
 
-/// A value of [`metric`] in what a direction compares.
+/// A value of [`metric`] in the measure of a direction.
 fn measured(results: &Results, direction: &Direction, value: f64) -> f64 {
     let block_bytes = results.suite.workload(&direction.workload).map_or(0, |workload| workload.block_bytes);
     if direction.metric == Measure::Bandwidth { value * block_bytes as f64 } else { value }
 }
 
-/// What a placement has in these settings, as what the direction compares: the geometric mean of all runs that count.
+/// Figure of a placement in these settings, in the measure of the direction: the geometric mean of
+/// all runs that count.
 pub(super) fn figure(
     results: &Results,
     direction: &Direction,
@@ -95,7 +98,7 @@ pub(super) fn figure(
     (!logs.is_empty()).then(|| measured(results, direction, mean))
 }
 
-/// Whether a ratio is what is expected.
+/// The outcome of a ratio, by what is expected of it.
 fn outcome(expect: Expect, ratio: &Ratio) -> Outcome {
     match (expect, ratio.finding) {
         (Expect::More, Finding::More) | (Expect::Less, Finding::Less) | (Expect::Same, Finding::Same) => {
@@ -103,13 +106,13 @@ fn outcome(expect: Expect, ratio: &Ratio) -> Outcome {
         }
         (_, Finding::Turns) => Outcome::NotMeasurable,
         (_, Finding::Inconclusive) => Outcome::Inconclusive,
-        // A difference that may still be a small one is no evidence against "the same".
+        // A difference that may still be small is no evidence against "the same".
         (Expect::Same, _) if !is_beyond(ratio) => Outcome::Inconclusive,
         _ => Outcome::NotReproduced,
     }
 }
 
-/// A ratio, what became of it, and what it rests on.
+/// The outcome of a ratio, and the evidence for it.
 fn of_ratio(direction: &Direction, expect: Expect, ratio: &Ratio, results: &Results) -> (Outcome, String) {
     let outcome = outcome(expect, ratio);
     let mut evidence = match (ratio.ratio, ratio.first.zip(ratio.second)) {
@@ -139,8 +142,9 @@ fn of_ratio(direction: &Direction, expect: Expect, ratio: &Ratio, results: &Resu
     (outcome, evidence)
 }
 
-/// Results in which what the other placement has in a workload over another path stands in the direction's own workload, under a name of its
-/// own; and the direction about that. `None` where both are in one workload.
+/// Results and a direction for a claim that compares two workloads. The other placement's runs in
+/// the other workload are moved to the direction's own workload, under a name with the access path.
+/// `None` where both placements are in one workload.
 fn beside(results: &Results, direction: &Direction) -> Option<(Results, Direction)> {
     let (other, against) = (direction.against_workload.as_ref()?, direction.against.as_ref()?);
     let access = results.suite.workload(other)?.access;
@@ -153,7 +157,8 @@ fn beside(results: &Results, direction: &Direction) -> Option<(Results, Directio
     Some((all, Direction { against: Some(name), against_workload: None, ..direction.clone() }))
 }
 
-/// What became of a direction; `sustained` are the results of sustained runs alone, `bounds` what bounds placements.
+/// Tests a direction. `sustained` holds the results of sustained runs alone, `bounds` the
+/// placements with their bounds.
 pub(super) fn test(
     results: &Results,
     sustained: Option<&Results>,

@@ -1,4 +1,5 @@
-//! Controls: what is the same has to come out as the same, or the instrument is off and nothing that it says counts.
+//! Controls: a control and its placement are the same, so they have to come out as equal. Otherwise
+//! the instrument is faulty, and none of its results counts.
 
 use serde::Serialize;
 
@@ -6,24 +7,24 @@ use crate::results::Results;
 use crate::stats::{self, Finding, Ratio};
 use crate::words;
 
-/// A control and what it is to be the same as.
+/// A control, with the placement that it has to equal.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Control {
-    /// Its name: the baseline again, or what only hands requests on.
+    /// Name of the control: the baseline again, or a placement that only hands requests on.
     pub placement: String,
-    /// What it is to be as fast as.
+    /// The placement that the control has to equal in speed.
     pub against: String,
-    /// Its requests per second to those of the other in the deciding workload.
+    /// Ratio of the control's requests per second to those of `against` in the deciding workload.
     pub iops: Ratio,
 }
 
 impl Control {
-    /// It came out as different.
+    /// The control came out as different.
     pub fn differs(&self) -> bool {
         matches!(self.iops.finding, Finding::More | Finding::Less)
     }
 
-    /// What it shows, in a sentence.
+    /// What the control shows, in a sentence.
     pub(super) fn sentence(&self) -> String {
         let Control { placement, against, iops } = self;
         match iops.finding {

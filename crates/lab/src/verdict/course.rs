@@ -1,4 +1,4 @@
-//! What was published along an axis: whether something rises, falls or stays level.
+//! Claims along an axis: whether a figure rises, falls or stays level.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,26 +12,29 @@ use crate::stats::{self, Estimate, Finding, Ratio, Setting, Stretch, paired};
 use crate::suite::{Along, Axis, Direction, Trend};
 use crate::words;
 
-/// A placement along an axis, alone or relative to another one.
+/// A placement along an axis, alone or relative to another placement.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Course {
-    /// What changes.
+    /// The axis.
     pub along: Along,
-    /// What was measured at each point, in ascending order.
+    /// The points of the axis, in ascending order.
     pub points: Vec<Point>,
-    /// From each point to the next one; the intervals hold together with 95 %.
+    /// The steps from each point to the next one; their intervals hold together at 95 %.
     pub steps: Vec<Step>,
-    /// The last point to the first one. None where there is one point.
+    /// Ratio of the last point to the first point. None where there are fewer than two points.
     pub change: Option<Ratio>,
-    /// What was busiest where the claim has it level. None where it claims no such thing, or nothing was recorded.
+    /// What was busiest where the claim expects a level figure. None where the claim expects none,
+    /// or nothing was recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plateau: Option<Plateau>,
 }
 
-/// Least processors on which clusters of different sizes are compared: OSDs that wait for each other's processors do not show how they scale.
+/// Fewest processors on which clusters of different sizes are compared. On fewer, OSDs wait for
+/// each other's processors and do not show how they scale.
 pub(super) const CPUS_MIN: usize = 16;
 
-/// Why nothing can be said on this machine of what is along an axis.
+/// Why nothing can be concluded along an axis on this machine. None for an axis that is not one of
+/// OSDs, and on a machine with enough processors.
 pub(super) fn hindrance(results: &Results, along: Along) -> Option<String> {
     let cpus = results.machine.cpus;
     let scales = matches!(along, Along::Osds | Along::OsdsPerNode);
@@ -44,26 +47,27 @@ pub(super) fn hindrance(results: &Results, along: Along) -> Option<String> {
 /// A point of an axis.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Point {
-    /// Where it is on the axis.
+    /// Position on the axis.
     pub at: u32,
-    /// The placement's figure in the direction's metric: requests or bytes per second, or microseconds.
+    /// The placement's figure in the direction's metric: requests or bytes per second, or
+    /// microseconds.
     pub figure: f64,
-    /// Its ratio to the other placement. None where the placement is followed alone.
+    /// Ratio to the other placement. None where the placement is followed alone.
     pub ratio: Option<Ratio>,
 }
 
-/// From a point of an axis to the next one.
+/// The step from a point of an axis to the next one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Step {
-    /// Where it begins.
+    /// Position of the earlier point.
     pub from: u32,
-    /// Where it ends.
+    /// Position of the later point.
     pub to: u32,
-    /// What is at its end to what is at its begin.
+    /// Ratio of the later point to the earlier point.
     pub ratio: Ratio,
 }
 
-/// Where a setting is on an axis.
+/// Position of a setting on an axis.
 fn place(results: &Results, along: Along, setting: &Setting) -> u32 {
     let osds = setting.disks.saturating_mul(setting.osds_per_disk);
     match along {
@@ -78,7 +82,7 @@ fn place(results: &Results, along: Along, setting: &Setting) -> u32 {
     }
 }
 
-/// What of a setting stays along an axis.
+/// The parts of a setting that have to stay the same along an axis.
 fn rest(along: Along, setting: &Setting) -> [u32; 4] {
     match along {
         Along::Depth => [setting.disks, setting.osds_per_disk, setting.clients, 0],
@@ -90,7 +94,8 @@ fn rest(along: Along, setting: &Setting) -> [u32; 4] {
     }
 }
 
-/// The settings that may be points of an axis: those of the ground, and along copies or neighbours those beside it.
+/// The settings that may be points of an axis: those with the ground's copies and neighbours, and
+/// along an axis of copies or neighbours also the others.
 fn measured(results: &Results, workload: &str, along: Along) -> Vec<Setting> {
     let mut settings = match along {
         Along::Replicas | Along::Neighbours => stats::settings_beside(results, workload),
@@ -104,7 +109,8 @@ fn measured(results: &Results, workload: &str, along: Along) -> Vec<Setting> {
     settings
 }
 
-/// The settings at each point of an axis that were measured on all of these placements; points differ in nothing else.
+/// The settings at each point of an axis that were measured on all placements of the direction. The
+/// points differ in nothing else.
 fn points(results: &Results, direction: &Direction, along: Along) -> BTreeMap<u32, Vec<Setting>> {
     let metric = metric(direction.metric);
     let names = [Some(&direction.placement), direction.against.as_ref()];
@@ -128,7 +134,7 @@ fn points(results: &Results, direction: &Direction, along: Along) -> BTreeMap<u3
 }
 
 impl Course {
-    /// That of a direction with an axis.
+    /// The course of a direction along its axis.
     pub(super) fn of(results: &Results, direction: &Direction, along: Along) -> Course {
         let Direction { placement, against, .. } = direction;
         let (metric, against) = (metric(direction.metric), against.as_deref());
@@ -159,7 +165,7 @@ impl Course {
         }
     }
 
-    /// Whether the claim holds, and why not.
+    /// The outcome of the claim, and the reason for it; the reason is empty if the claim holds.
     pub(super) fn outcome(&self, axis: Axis, is_latency: bool) -> (Outcome, String) {
         let Some(change) = &self.change else {
             let points = if self.points.is_empty() { "no point" } else { "one point" };
@@ -172,7 +178,8 @@ impl Course {
         }
     }
 
-    /// Each step beyond the point is the same, and one before it is better.
+    /// The claim holds if no step beyond the point makes a difference, and at least one step up to
+    /// the point is better.
     fn of_plateau(&self, point: u32, is_latency: bool) -> (Outcome, String) {
         let before: Vec<&Step> = self.steps.iter().filter(|step| step.to <= point).collect();
         let beyond: Vec<&Step> = self.steps.iter().filter(|step| step.from >= point).collect();
@@ -207,7 +214,7 @@ impl Course {
         }
     }
 
-    /// The points in words: figures, or ratios.
+    /// The points in words: figures or ratios.
     pub(super) fn words(&self, direction: &Direction) -> String {
         let point = |point: &Point| match &point.ratio {
             Some(ratio) => format!("{ratio} at {}", point.at),
@@ -228,7 +235,8 @@ fn unsure(step: &Step, along: &str) -> String {
     format!("from {from} to {to} {along} it is open ({ratio}: {why})")
 }
 
-/// The whole interval lies outside of what counts as the same, at both factors where there are two.
+/// The whole interval lies outside of the band that counts as the same, at both factors if there
+/// are two.
 pub(super) fn is_beyond(ratio: &Ratio) -> bool {
     let outside = |of: Estimate| {
         let edge = 1.0 + stats::EQUIVALENCE;
@@ -262,7 +270,8 @@ mod tests {
     use crate::synthetic;
     use crate::verdict::{Tested, verdict};
 
-    /// A placement, OSDs on each of two disks, the queue depth, and requests per second on each cluster.
+    /// A placement, its OSDs on each of two disks, the queue depth, and the requests per second on
+    /// each cluster.
     type Speeds<'a> = (&'a str, u32, u32, &'a [f64]);
 
     /// Results of a workload that does not decide, with one direction.
@@ -295,7 +304,7 @@ mod tests {
     const FALLS: Axis = Axis { along: Along::Depth, trend: Some(Trend::Falls), plateau_beyond: None };
     const RISES: Axis = Axis { along: Along::Depth, trend: Some(Trend::Rises), plateau_beyond: None };
 
-    /// The ratio of `a` to `b` at two depths, as so many clusters have it.
+    /// Results in which the ratio of `a` to `b` at two depths has these values on the clusters.
     fn trend(axis: Axis, first: &[f64], last: &[f64]) -> Results {
         let same = [100.0; 3];
         let speeds = [("a", 1, 6, first), ("a", 1, 64, last), ("b", 1, 6, &same), ("b", 1, 64, &same)];
@@ -311,7 +320,7 @@ mod tests {
             (FALLS, low, high, Outcome::NotReproduced, "goes the other way"),
             (RISES, high, low, Outcome::NotReproduced, "goes the other way"),
             (FALLS, low, [129.0, 131.0, 130.0], Outcome::NotReproduced, "counts as none"),
-            // Less with certainty, but perhaps by less than what matters.
+            // Certainly less, but perhaps by less than what matters.
             (FALLS, [100.0; 3], [80.0, 88.0, 84.0], Outcome::Inconclusive, "perhaps not by much"),
             (FALLS, high, [20.0, 400.0, 90.0], Outcome::Inconclusive, "both more and less"),
         ] {
@@ -329,7 +338,7 @@ mod tests {
     #[test]
     fn an_axis_with_one_point_says_nothing() {
         let mut results = trend(FALLS, &[262.0, 265.0, 259.0], &[130.0, 131.0, 129.0]);
-        // The other placement has one depth only, which is all that can be compared.
+        // The other placement has one depth only, so only this depth can be compared.
         results.runs.retain(|run| run.cell.placement == "a" || run.cell.depth == 6);
         let found = tested(&results);
         assert_eq!((found.outcome, found.ratio.is_none()), (Outcome::Inconclusive, true));
@@ -354,7 +363,7 @@ mod tests {
     #[test]
     fn points_differ_in_nothing_but_the_axis() {
         let mut results = trend(FALLS, &[262.0, 265.0, 259.0], &[130.0, 131.0, 129.0]);
-        // Eight clients at one depth only: they would make a trend of what is none.
+        // Eight clients were measured at one depth only, which would look like a trend.
         let more: Vec<_> = results.runs.iter().filter(|run| run.cell.depth == 64).cloned().collect();
         results.runs.extend(more.into_iter().map(|mut run| {
             run.cell.clients = 8;

@@ -1,4 +1,4 @@
-//! What happened under load, in sentences and for programs. It ranks nothing.
+//! Events under load, in sentences and for programs. Events rank nothing.
 
 use serde::Serialize;
 
@@ -9,32 +9,36 @@ use crate::words;
 /// An event on one cluster.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Happened {
-    /// Its name in the suite.
+    /// Name of the event in the suite.
     pub event: String,
-    /// To what it happened.
+    /// The placement to which the event happened.
     pub placement: String,
-    /// Which of the repeats.
+    /// Number of the repeat, from 1.
     pub repeat: u32,
-    /// Why it does not count. Empty if it does.
+    /// Reasons why the event does not count. Empty if it counts.
     pub invalid: Vec<String>,
     /// Blocks of which a write was acknowledged.
     pub acknowledged: u64,
-    /// Those that lack the newest acknowledged write. None if nobody knows, or no write was acknowledged.
+    /// Acknowledged blocks that lack the newest acknowledged write. None if this is not known, or
+    /// no write was acknowledged.
     pub lost: Option<u64>,
-    /// Acknowledged blocks that were written before the event and again from then on: nothing can be said of what they had. None where they
-    /// were not counted.
+    /// Blocks that were acknowledged before the event and again from then on: nothing can be said
+    /// of their older content. None where these blocks were not counted.
     pub overwritten: Option<u64>,
-    /// Reads of clients that returned something else than what was acknowledged.
+    /// Reads of clients that returned neither the newest acknowledged data nor newer data.
     pub wrong_reads: u64,
-    /// OSDs that ended by themselves.
+    /// Number of OSDs that ended by themselves.
     pub osds_ended: usize,
-    /// Longest time without an answer of a client, in seconds, from the event on.
+    /// Longest time in which a client got no successful answer, in seconds, from the start of the
+    /// event on.
     pub gap_s: f64,
-    /// 99th percentiles in microseconds before, at and after the event. None where so many requests have no good answer, or there are too few.
+    /// 99th percentiles in microseconds before, at and after the event. None where too many
+    /// requests got no good answer, or where there were too few.
     pub p99_us: [Option<f64>; 3],
-    /// When all placement groups were clean again, in seconds.
+    /// When all placement groups were clean again, in seconds from the event on. None where they
+    /// always were, or did not become clean while the cluster was watched.
     pub clean_s: Option<f64>,
-    /// They were clean all the time.
+    /// All placement groups stayed clean.
     pub stayed_clean: bool,
 }
 
@@ -59,7 +63,7 @@ impl Happened {
     }
 }
 
-/// All of them, in the order of the suite.
+/// All events, in the order of the suite.
 pub(super) fn happened(results: &Results) -> Vec<Happened> {
     let of_event = |event: &Event| -> Vec<&EventRun> {
         let mut runs: Vec<&EventRun> = results.events.iter().filter(|run| run.event == event.name).collect();
@@ -71,8 +75,8 @@ pub(super) fn happened(results: &Results) -> Vec<Happened> {
     results.suite.events.iter().flat_map(of_event).map(Happened::of).collect()
 }
 
-/// What is said of each event: what was lost, of how many blocks that is only half known, and for how long clients waited. Placements of
-/// which nothing counts are named.
+/// Sentences about each event: what was lost, of how many blocks nothing certain can be said, and
+/// how long clients got no answer. Placements of which no event counts are named.
 pub(super) fn sentences(results: &Results) -> Vec<String> {
     let all = happened(results);
     let of = |event: &Event| -> Vec<String> {
@@ -106,14 +110,15 @@ pub(super) fn sentences(results: &Results) -> Vec<String> {
     results.suite.events.iter().flat_map(of).collect()
 }
 
-/// The placements of these, each once, in their order.
+/// The placements of these events, each once, in their order.
 fn placements<'a>(counted: &[&'a Happened]) -> Vec<&'a str> {
     let mut names: Vec<&str> = counted.iter().map(|found| found.placement.as_str()).collect();
     names.dedup();
     names
 }
 
-/// What was lost at worst of each placement, and how often its clients read something older than what they were promised.
+/// What was lost at worst of each placement, and how many reads of its clients returned other data
+/// than what was acknowledged.
 fn losses(counted: &[&Happened]) -> Vec<String> {
     let (mut safe, mut lost, mut wrong, mut unknown) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for placement in placements(counted) {
@@ -153,7 +158,8 @@ fn losses(counted: &[&Happened]) -> Vec<String> {
     parts
 }
 
-/// The blocks of each placement that were overwritten since the event, at most, if there are any.
+/// For each placement, in words, the largest number of blocks that were overwritten since the
+/// event. None if no placement has such blocks.
 fn overwritten(counted: &[&Happened]) -> Option<String> {
     let most = |placement: &str| {
         let of = counted.iter().filter(|found| found.placement == placement);

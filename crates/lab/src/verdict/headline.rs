@@ -1,4 +1,5 @@
-//! The first sentence: cache or not, where, for which load, how sure. All else stands in the sentences after it.
+//! The first sentence: whether to cache, where, for which load, and how certain this is. Everything
+//! else is in the sentences after it.
 
 use super::worth::{Advice, Unworthy, caches, unworthy};
 use super::{Lasting, Ranking};
@@ -7,15 +8,15 @@ use crate::stats::steady::Steadiness;
 use crate::stats::{EQUIVALENCE, Finding, Ratio};
 use crate::words::{self, a};
 
-/// Requests per second, where a sentence has two halves and no room.
+/// Short form of "requests per second", for a sentence with two halves.
 const SHORT: &str = "IOPS";
 
-/// What a ranking comes to: what is first, and by how much.
+/// What a ranking shows: which placement is first, and by how much.
 struct Clause {
     advice: Advice,
-    /// The winner, or that there is none.
+    /// The winner, or that there is no winner.
     head: String,
-    /// What it has, or why there is none.
+    /// The winner's ratio, or the reason why there is no winner.
     rest: String,
 }
 
@@ -24,7 +25,7 @@ impl Clause {
         Clause { advice: Advice::NoWinner, head: "no winner".into(), rest }
     }
 
-    /// As the whole of a sentence, for that load.
+    /// The clause as a whole sentence, with the load.
     fn alone(&self, load: &str) -> String {
         format!("{}: {}, for {load}", words::capital(&self.head), self.rest)
     }
@@ -36,7 +37,7 @@ impl std::fmt::Display for Clause {
     }
 }
 
-/// The clause about a ranking, with what is compared in words.
+/// The clause about a ranking; `figure` is the name of what is compared.
 fn clause(ranking: &Ranking, figure: &str) -> Clause {
     let (Some(first), Some(lead)) = (ranking.places.first(), &ranking.lead) else {
         let only = ranking.places.first().map_or("nothing".into(), |place| a(&place.placement));
@@ -68,7 +69,8 @@ fn clause(ranking: &Ranking, figure: &str) -> Clause {
     }
 }
 
-/// That the first two are caches, both faster than the baseline without one: to cache is right, only not where.
+/// Says that the first two placements are caches, and that both are faster than a baseline without
+/// a cache: a cache is worth it, only its place is open.
 fn also_faster(ranking: &Ranking) -> &'static str {
     let faster = |place: &super::Place| {
         let over = place.over_baseline.as_ref();
@@ -79,7 +81,7 @@ fn also_faster(ranking: &Ranking) -> &'static str {
     if both { "; both are faster than no SSD" } else { "" }
 }
 
-/// What sustained runs say of placements with as many copies.
+/// What sustained runs show of placements with as many copies as those of the ranking.
 fn for_good(ranking: &Ranking, lasting: &Lasting) -> (Option<Advice>, String) {
     match lasting.ranking(ranking.durability) {
         None => (None, "not measured, as no run was sustained".into()),
@@ -94,14 +96,14 @@ fn for_good(ranking: &Ranking, lasting: &Lasting) -> (Option<Advice>, String) {
     }
 }
 
-/// The ratio of a placement's sustained runs to those of the baseline.
+/// Ratio of a placement to the baseline over sustained runs alone.
 fn ratio_for_good<'a>(lasting: &'a Lasting, placement: &str) -> Option<&'a Ratio> {
     let mut places = lasting.for_good.iter().flat_map(|ranking| &ranking.places);
     let found = places.find(|place| place.placement == placement)?.over_baseline.as_ref()?;
     found.iops.ratio.is_some().then_some(&found.iops)
 }
 
-/// The sentence where a cache is not worth it.
+/// The sentence for the case that a cache is not worth it.
 fn not_worth_it(results: &Results, found: &Unworthy, lasting: &Lasting, load: &str) -> String {
     let Unworthy { best, in_bursts } = found;
     let baseline = &results.suite.baseline;
@@ -128,7 +130,7 @@ fn not_worth_it(results: &Results, found: &Unworthy, lasting: &Lasting, load: &s
     }
 }
 
-/// The first sentence, and what it advises. No ratio of runs that only absorb stands alone in it.
+/// The first sentence, and its advice. A ratio of runs that only absorb never stands alone in it.
 pub(super) fn first_sentence(results: &Results, decides: &Ranking, lasting: &Lasting) -> (Advice, String) {
     let load = words::load(&results.suite);
     if let Some(found) = unworthy(results, lasting) {

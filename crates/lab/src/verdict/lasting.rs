@@ -1,4 +1,4 @@
-//! What holds for a burst, and what for good.
+//! What holds for a burst, and what holds for good.
 
 use std::collections::BTreeSet;
 
@@ -10,26 +10,27 @@ use crate::results::{Durability, Results, Run};
 use crate::stats::objections;
 use crate::stats::steady::Steadiness;
 
-/// Whether results show what lasts.
+/// Whether results show a speed that lasts.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Lasting {
-    /// Whether the deciding runs of each ranked placement do.
+    /// Each ranked placement, and whether its deciding runs show a speed that lasts.
     pub placements: Vec<Held>,
     /// The rankings of sustained runs alone. Empty if there are none.
     pub for_good: Vec<Ranking>,
 }
 
-/// A placement, and whether its runs show what lasts.
+/// A placement, and whether its runs show a speed that lasts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Held {
-    /// Its name.
+    /// Name of the placement.
     pub placement: String,
-    /// Of all its runs of the deciding workload together.
+    /// Steadiness of all runs of the placement in the deciding workload together.
     pub steadiness: Steadiness,
 }
 
 impl Lasting {
-    /// What results say of the placements in these rankings, given those of sustained runs alone.
+    /// What results show of the placements in these rankings; `sustained` holds the results of
+    /// sustained runs alone.
     pub(super) fn of(results: &Results, rankings: &[Ranking], sustained: Option<&Results>) -> Lasting {
         let places = rankings.iter().flat_map(|ranking| &ranking.places);
         let held = places.map(|place| Held {
@@ -40,19 +41,19 @@ impl Lasting {
         Lasting { placements: held.collect(), for_good }
     }
 
-    /// Whether the runs of these show what lasts: what one of them does not sustain is not sustained.
+    /// Steadiness of these placements together: sustained only if each placement is sustained.
     pub fn steadiness(&self, names: &[&str]) -> Steadiness {
         let held = self.placements.iter().filter(|held| names.contains(&held.placement.as_str()));
         held.map(|held| held.steadiness).reduce(Steadiness::and).unwrap_or(Steadiness::Unknown)
     }
 
-    /// The ranking of sustained runs of placements with as many copies.
+    /// The ranking of sustained runs for this durability.
     pub fn ranking(&self, durability: Durability) -> Option<&Ranking> {
         self.for_good.iter().find(|ranking| ranking.durability == durability)
     }
 }
 
-/// The runs of a placement in a workload that count, with the suite's own copies and neighbours.
+/// The runs of a placement in a workload that count, with the ground's copies and neighbours.
 pub(crate) fn counted<'a>(
     results: &'a Results,
     placement: &str,
@@ -65,13 +66,13 @@ pub(crate) fn counted<'a>(
     })
 }
 
-/// Whether the runs of a placement in a workload show what lasts.
+/// Steadiness of all runs of a placement in a workload that count.
 pub(super) fn steadiness(results: &Results, placement: &str, workload: &str) -> Steadiness {
     let runs = counted(results, placement, workload).map(Steadiness::of);
     runs.reduce(Steadiness::and).unwrap_or(Steadiness::Unknown)
 }
 
-/// The same results with the sustained runs alone. None if no run says whether it is sustained.
+/// These results with the sustained runs alone. None if no run shows whether it is sustained.
 pub(crate) fn sustained(results: &Results) -> Option<Results> {
     let known = |run: &Run| Steadiness::of(run) != Steadiness::Unknown;
     if !results.runs.iter().any(known) {
@@ -81,7 +82,8 @@ pub(crate) fn sustained(results: &Results) -> Option<Results> {
     Some(results.with_runs(kept.cloned().collect()))
 }
 
-/// The same results with the absorbing runs alone, of placements that have any: what a burst is like.
+/// These results as bursts show them: where a placement has absorbing runs of a workload that
+/// count, only its absorbing runs of that workload are kept.
 pub(crate) fn bursts(results: &Results) -> Results {
     let absorbs = |run: &Run| matches!(Steadiness::of(run), Steadiness::Absorbing { .. });
     let absorbing: BTreeSet<(&str, &str)> = results

@@ -1,8 +1,11 @@
-//! What results say: which placement wins, by how much and with what certainty, and what of the published claims holds.
+//! The verdict on results: which placement wins, by how much and with what certainty, and which of
+//! the published claims hold.
 //!
-//! Placements are ranked among those with as many copies of an acknowledged write, by requests per second in the deciding
-//! workload. One whose writes are in memory only is never ranked, nor is a control, a bound, one that stands on another SSD, or a cache
-//! under the OSDs that the rig keeps far from its bound.
+//! Placements with the same number of copies of an acknowledged write are ranked together, by
+//! requests per second in the deciding workload. Never ranked are a placement whose writes are in
+//! memory only, a control, a bound, a placement on another SSD, a placement whose OSDs are in
+//! guests while those of the baseline are not (or the reverse), and a cache under the OSDs that the
+//! rig keeps far from its bound.
 
 mod answer;
 mod beside;
@@ -39,129 +42,136 @@ use rank::{rank, second_copy};
 pub use sizes::{SizePoint, Sizes};
 pub use worth::Advice;
 
-/// What results say.
+/// The verdict on results.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verdict {
     /// The suite's name.
     pub suite: String,
     /// SHA-256 of the suite in hexadecimal.
     pub suite_sha256: String,
-    /// What it asks.
+    /// The question of the suite.
     pub question: String,
-    /// It ran in its quick form.
+    /// The suite ran in its quick form.
     pub quick: bool,
-    /// What the figures are no measure of. None where nothing was emulated.
+    /// What the figures do not measure. None where nothing was emulated.
     pub caveat: Option<String>,
-    /// What it comes to.
+    /// The advice.
     pub advice: Advice,
-    /// The answer in one sentence, of which the second half says what lasts where that is something else.
+    /// The answer in one sentence. The second half says what lasts, where that differs.
     pub headline: String,
-    /// More of the answer, in sentences.
+    /// Further sentences of the answer.
     pub answer: Vec<String>,
-    /// What is the same, and how it came out.
+    /// The controls, and how they came out.
     pub controls: Vec<Control>,
-    /// Caches beside what they cannot be faster than.
+    /// Placements with a cache, each with its bound.
     pub bounds: Vec<Bounded>,
-    /// The placements in order, those with most copies first: what they do in a measurement, be it a burst. Empty where a control came out as
-    /// different.
+    /// The rankings, the one with most copies first: what placements do in a measurement, be it a
+    /// burst. Empty where a control came out as different.
     pub rankings: Vec<Ranking>,
-    /// What of it lasts.
+    /// Whether the ranked placements show speeds that last, and the rankings of sustained runs
+    /// alone.
     pub lasting: Lasting,
-    /// What a second copy of a cache on the host costs, and who needs it. None where it was not measured with and without one.
+    /// What a second copy of a cache on the host costs, and whether to take it. None where the
+    /// cache was not measured with and without the copy.
     pub second_copy: Option<SecondCopy>,
-    /// Placements that were measured and are not ranked.
+    /// Placements that were measured and are not ranked, each with the reason.
     pub unranked: Vec<NotRun>,
-    /// Clusters of different sizes beside each other. None in a suite with several placements, or where one size was measured.
+    /// Clusters of different sizes beside each other. None in a suite with several placements, or
+    /// where one size was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sizes: Option<Sizes>,
     /// What placements do with other copies or neighbours than the ground's.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub beside: Vec<Beside>,
-    /// What became of the published claims.
+    /// The published claims, tested.
     pub directions: Vec<Tested>,
-    /// What happened under load, which ranks nothing.
+    /// Events under load, which rank nothing.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub events: Vec<Happened>,
-    /// Placements that were not measured.
+    /// Placements that were not measured, each with the reason.
     pub not_run: Vec<NotRun>,
-    /// Sizes of clusters that were not measured.
+    /// Cluster sizes that were not measured, each with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub not_run_sizes: Vec<NotRunSize>,
-    /// Numbers of clients with which nothing was measured.
+    /// Numbers of clients that were not measured, each with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub not_run_clients: Vec<NotRunClients>,
-    /// Runs in all.
+    /// Number of runs.
     pub runs: usize,
-    /// Those that do not count.
+    /// Number of runs that do not count.
     pub invalid_runs: usize,
 }
 
-/// Placements with as many copies of a write, the best first.
+/// Placements with the same number of copies of a write, the best first.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Ranking {
-    /// What their acknowledged writes are safe from.
+    /// What the acknowledged writes of these placements are safe from.
     pub durability: Durability,
-    /// Where they were measured.
+    /// The settings in which the placements were measured.
     pub settings: Vec<Setting>,
-    /// The placements.
+    /// The placements, by descending requests per second.
     pub places: Vec<Place>,
-    /// The first against the second.
+    /// The first placement against the second one. None where there is one placement only.
     pub lead: Option<Compared>,
 }
 
-/// A placement among others.
+/// A placement in a ranking.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Place {
-    /// Its name in the suite.
+    /// Name of the placement in the suite.
     pub placement: String,
-    /// Its requests per second: geometric mean over settings and repeats.
+    /// Requests per second: geometric mean over settings and clusters.
     pub iops: f64,
-    /// Against the baseline; None for the baseline itself.
+    /// Ratios to the baseline. None for the baseline itself.
     pub over_baseline: Option<Compared>,
 }
 
-/// A placement against another one.
+/// A placement against another placement.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Compared {
-    /// The other one.
+    /// The other placement.
     pub against: String,
-    /// Requests per second.
+    /// Ratio of the requests per second.
     pub iops: Ratio,
-    /// Mean latency.
+    /// Ratio of the mean latencies.
     pub mean: Ratio,
-    /// 99th percentile of the latency.
+    /// Ratio of the 99th percentiles of the latency.
     pub p99: Ratio,
 }
 
-/// A cache on the host whose writes are on a second host, too.
+/// A cache on the host whose writes are also on a second host.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SecondCopy {
     /// The placement.
     pub placement: String,
-    /// Against the same with one copy, which is lost with its host.
+    /// Against the same cache with one copy, which is lost with its host.
     pub cost: Compared,
-    /// Against the best of those that keep no acknowledged write on the host at all.
+    /// Against the best placement without a cache on the host. None where no such placement is
+    /// ranked.
     pub over_others: Option<Compared>,
-    /// What to take where an acknowledged write has to survive its host. None where it is not certain.
+    /// The placement to take where an acknowledged write has to survive its host. None where this
+    /// is not certain.
     pub recommended: Option<String>,
 }
 
-/// What became of a claim.
+/// The outcome of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It holds here too.
+    /// The claim holds here, too.
     Reproduced,
-    /// It does not.
+    /// The claim does not hold here.
     NotReproduced,
-    /// It turns with the factor by which devices are slowed, rests on what the rig does, or takes more processors than there are.
+    /// The claim cannot be tested here. It turns with the factor by which devices are slowed, the
+    /// rig keeps a cache far from its bound, the axis takes more processors than there are, or the
+    /// claim needs something that is not there.
     NotMeasurable,
-    /// Nobody knows.
+    /// The results do not decide.
     Inconclusive,
 }
 
 impl Outcome {
-    /// In words.
+    /// The outcome in words.
     pub fn title(self) -> &'static str {
         match self {
             Outcome::Reproduced => "reproduced",
@@ -172,7 +182,7 @@ impl Outcome {
     }
 }
 
-/// What these results say.
+/// The verdict on these results.
 pub fn verdict(results: &Results) -> Verdict {
     let suite = &results.suite;
     let controls = control::controls(results);
@@ -191,7 +201,8 @@ pub fn verdict(results: &Results) -> Verdict {
     answer.extend(answer::of_controls(results, &controls));
     answer.extend(bounds.iter().filter(|bounded| bounded.rig_fault).map(Bounded::sentence));
     if let Some(control) = controls.iter().find(|control| control.differs()) {
-        // What the instrument says of the same is wrong, so that nothing else that it says counts.
+        // The instrument finds a difference between equal placements, so none of its other results
+        // counts.
         headline = format!("No verdict: {}", control.sentence());
         answer = answer::of_controls(results, &controls);
         advice = Advice::NoVerdict;
@@ -206,7 +217,7 @@ pub fn verdict(results: &Results) -> Verdict {
     if results.runs.is_empty()
         && let Some(first) = told.next()
     {
-        // Nothing was to be ranked.
+        // Results of events alone have nothing to rank.
         (headline, answer, advice) = (first, Vec::new(), Advice::NoVerdict);
     }
     answer.extend(told);
@@ -237,8 +248,9 @@ pub fn verdict(results: &Results) -> Verdict {
     }
 }
 
-/// Placements whose order is open, and more clusters may decide it: the first two of each ranking, of all runs and of the sustained ones;
-/// and a control that shows nothing, with what it is to be the same as.
+/// Placements whose order is open and may be decided by more clusters: the first two of each
+/// ranking, of all runs and of the sustained runs. A control that shows nothing is included, with
+/// the placement that it has to equal.
 pub fn undecided(results: &Results) -> BTreeSet<String> {
     let sustained = lasting::sustained(results);
     let rankings = [Some(results), sustained.as_ref()].into_iter().flatten().flat_map(|of| rank(of).0);
@@ -264,8 +276,9 @@ fn caveat(results: &Results) -> Option<String> {
     })
 }
 
-/// The setting of a workload that details are shown of: the first cluster and number of clients, and the depth that the
-/// suite's quick form keeps, else the largest.
+/// The setting of a workload for which details are shown: the first cluster size and number of
+/// clients, and the depth nearest to that of the suite's quick form, or the largest depth if the
+/// suite has no quick form.
 pub fn reference(results: &Results, workload: &str) -> Option<Setting> {
     let settings = stats::settings(results, workload);
     let first = settings.first()?.clone();
@@ -277,7 +290,7 @@ pub fn reference(results: &Results, workload: &str) -> Option<Setting> {
     settings.iter().filter(alike).min_by_key(|setting| setting.depth.abs_diff(wanted)).cloned()
 }
 
-/// Runs of a placement that count, in the setting that details are shown of.
+/// Runs of a placement that count, in the setting for which details are shown.
 pub fn reference_runs<'a>(results: &'a Results, placement: &str, workload: &str) -> Vec<&'a Run> {
     let Some(setting) = reference(results, workload) else { return Vec::new() };
     let runs = stats::runs(results, placement, &setting);
@@ -288,7 +301,7 @@ fn bottleneck(results: &Results, placement: &str, workload: &str) -> Option<Bott
     combined(&reference_runs(results, placement, workload)).bottleneck()
 }
 
-/// The suite's placements, and after them what else was measured.
+/// The suite's placements, and after them the other placements that were measured.
 pub fn placements(results: &Results) -> Vec<&str> {
     let mut names: Vec<&str> = results.suite.placements.iter().map(String::as_str).collect();
     let measured: BTreeSet<&str> = results.runs.iter().map(|run| run.cell.placement.as_str()).collect();
@@ -297,8 +310,9 @@ pub fn placements(results: &Results) -> Vec<&str> {
     names
 }
 
-/// What a placement's acknowledged writes are safe from, at worst. None if no run of it counts. A path that drops flushes says nothing of
-/// the placement, unless all is decided over it.
+/// What a placement's acknowledged writes are safe from, at worst. None if no run or event of the
+/// placement counts. An access path that drops flushes says nothing of the placement, unless the
+/// deciding workload uses such a path.
 pub fn durability(results: &Results, placement: &str) -> Option<Durability> {
     let suite = &results.suite;
     let of_path = |name: &str| suite.workload(name).is_some_and(|workload| workload.access.is_volatile());

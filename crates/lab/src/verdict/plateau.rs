@@ -1,4 +1,5 @@
-//! Why something stays level along an axis: what was busiest there, and whether more clients would have got more.
+//! Why a figure stays level along an axis: what was busiest there, and whether more clients would
+//! have got more.
 
 use serde::Serialize;
 
@@ -8,38 +9,39 @@ use crate::results::{Results, Run};
 use crate::stats::{self, Finding, Metric, Ratio, Setting, Stretch};
 use crate::suite::Direction;
 
-/// From this part on, in percent, a thread of the clients or the processors are what limits, as in what bounds a run.
+/// Share in percent from which on a thread of the clients or the machine's processors are the
+/// limit, as in the check for lower bounds of runs.
 const SATURATED_PERCENT: f64 = 95.0;
 
 /// What was busiest at a point of an axis.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plateau {
-    /// The point: the first one that was measured from the claimed one on.
+    /// The first measured point that is not below the claimed point.
     pub at: u32,
     /// What the limit was, as far as it is known.
     pub limit: Limit,
     /// The busiest thread of the clients, in percent of one processor.
     pub client_thread_percent: f64,
-    /// Processors, in percent of all of them.
+    /// Processors that were busy, in percent of all of them.
     pub cpu_percent: f64,
     /// Processors that the OSDs used, in percent of all of them.
     pub osd_cpu_percent: f64,
-    /// Where the largest counted part of a request's time goes.
+    /// The largest part of a request's time that was counted.
     pub hop: Option<Bottleneck>,
-    /// The same point with more clients, if that was measured.
+    /// This point with more clients, if that was measured.
     pub more_clients: Option<MoreClients>,
 }
 
 /// A point with more clients.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MoreClients {
-    /// How many.
+    /// Number of clients.
     pub clients: u32,
-    /// What all of them have together to what fewer have.
+    /// Ratio of the figure with all these clients to the figure with the fewer clients.
     pub ratio: Ratio,
 }
 
-/// What keeps something level.
+/// What keeps a figure level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {
@@ -47,18 +49,21 @@ pub enum Limit {
     Client,
     /// The machine's processors.
     Cpu,
-    /// The OSDs: requests wait in them longest.
+    /// The OSDs: the largest part of a request's time is in them, or in their replicas.
     Osds,
-    /// The disks: requests wait for the store on them longest.
+    /// The devices of the store, of the journal or of a cache: the largest part of a request's time
+    /// is there.
     Disks,
-    /// The network.
+    /// The network: the largest part of a request's time is there.
     Network,
-    /// Most of a request's time is counted by nobody, or nothing was recorded.
+    /// Not known: nothing was recorded, the part of a request's time that no counter covers is at
+    /// least as large as the largest counted part, or the largest counted part is in a cache
+    /// daemon, a gateway, an NBD server or a guest.
     NotKnown,
 }
 
 impl Limit {
-    /// In words.
+    /// The limit in words.
     fn title(self) -> &'static str {
         match self {
             Limit::Client => "the client",
@@ -70,7 +75,7 @@ impl Limit {
         }
     }
 
-    /// That of the part in which requests spend most of their time.
+    /// The limit for the part in which requests spend most of their time.
     fn of(part: Part) -> Limit {
         match part {
             Part::NotAccounted | Part::CacheDaemon | Part::Gateway | Part::NbdServer | Part::ClientGuest => {
@@ -92,7 +97,8 @@ impl Limit {
 }
 
 impl Plateau {
-    /// What was busiest in these settings, which are one point of the direction's axis. None without samples.
+    /// What was busiest in these settings, which are one point of the direction's axis. None
+    /// without samples.
     pub(super) fn of(
         results: &Results,
         direction: &Direction,
@@ -136,7 +142,7 @@ impl Plateau {
         })
     }
 
-    /// In a sentence; `along` is what the axis counts.
+    /// The plateau in a sentence; `along` is what the axis counts.
     pub(super) fn sentence(&self, along: &str) -> String {
         let Plateau { at, limit, client_thread_percent, cpu_percent, osd_cpu_percent, hop, more_clients } =
             self;
@@ -152,7 +158,8 @@ impl Plateau {
     }
 }
 
-/// The same settings with most clients, where those are more than the direction speaks of.
+/// The same settings with the largest number of clients. None unless this is more than the settings
+/// have, and was measured in all of them.
 fn more_clients(
     results: &Results,
     direction: &Direction,
@@ -179,7 +186,8 @@ mod tests {
     use crate::synthetic;
     use crate::verdict::verdict;
 
-    /// One, four and eight OSDs, which do no more from four on; four clients get so many times more than one.
+    /// One, four and eight OSDs, which do no more from four on; four clients get `four` times as
+    /// much as one client.
     fn results(four: f64, change: fn(&mut Run)) -> Results {
         let mut results = synthetic::empty();
         results.machine.cpus = 16;
@@ -206,7 +214,7 @@ mod tests {
         results
     }
 
-    /// How many times more four clients get, what is changed in each run, and the limit that is to be found.
+    /// The factor for four clients, the change in each run, and the limit that is to be found.
     type Case = (f64, fn(&mut Run), Limit);
 
     fn plateau(four: f64, change: fn(&mut Run)) -> (Plateau, String) {

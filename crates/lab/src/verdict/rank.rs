@@ -1,4 +1,4 @@
-//! Who is ranked, and in which order.
+//! Which placements are ranked, and in which order.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,8 @@ use crate::results::{Durability, NotRun, Results, Run};
 use crate::stats::{self, Estimate, Finding, Metric, Setting, paired};
 use crate::words;
 
-/// The requests per second of a placement in each setting of the deciding workload in which it has them.
+/// Requests per second of a placement in each setting of the deciding workload with runs that
+/// count.
 fn deciding(results: &Results, placement: &str) -> BTreeMap<Setting, Estimate> {
     let settings = stats::settings(results, &results.suite.deciding).into_iter();
     let iops = |setting: Setting| {
@@ -18,7 +19,7 @@ fn deciding(results: &Results, placement: &str) -> BTreeMap<Setting, Estimate> {
     settings.filter_map(iops).collect()
 }
 
-/// Why a placement is in no ranking.
+/// Why a placement is in no ranking. None if the placement is ranked.
 fn unrankable(results: &Results, placement: &str, found: &BTreeMap<Setting, Estimate>) -> Option<String> {
     let deciding = &results.suite.deciding;
     if words::is_bound(placement) {
@@ -80,8 +81,8 @@ pub(super) fn rank(results: &Results) -> (Vec<Ranking>, Vec<NotRun>) {
 /// A placement with its requests per second in each setting of the deciding workload.
 type Candidate<'a> = (&'a str, BTreeMap<Setting, Estimate>);
 
-/// Ranks placements of as many copies. One that lacks a setting of the best covered is left out, for its mean would be that
-/// of other conditions.
+/// Ranks placements with the same number of copies. A placement that lacks a setting of the
+/// placement with most settings is left out, because its mean would be that of other conditions.
 fn ranking(results: &Results, durability: Durability, class: Vec<Candidate<'_>>) -> (Ranking, Vec<NotRun>) {
     let most = class.iter().map(|(_, found)| found.len()).max().unwrap_or(0);
     let covered = class.iter().find(|(_, found)| found.len() == most);
@@ -114,8 +115,8 @@ fn compared(results: &Results, placement: &str, against: &str, settings: &[Setti
     Compared { against: against.into(), iops: of(Metric::Iops), mean: of(Metric::Mean), p99: of(Metric::P99) }
 }
 
-/// What a second copy costs, and what to take where a write has to survive its host: what has two copies in caches, or what has
-/// none there.
+/// What a second copy costs, and which placement to take where a write has to survive its host: a
+/// cache on the host with a second copy, or a placement without a cache on the host.
 pub(super) fn second_copy(results: &Results, rankings: &[Ranking]) -> Option<SecondCopy> {
     let places = || rankings.iter().flat_map(|ranking| &ranking.places);
     let best = |is: &dyn Fn(&Place) -> bool| {

@@ -1,4 +1,5 @@
-//! Clusters of different sizes beside each other, in a suite of one placement: what more OSDs bring.
+//! Clusters of different sizes beside each other, in a suite of one placement: the gain of more
+//! OSDs.
 
 use std::collections::BTreeMap;
 
@@ -10,30 +11,31 @@ use crate::stats::{self, Finding, Metric, Ratio, Setting, Stretch};
 use crate::suite::{Along, ClusterSize};
 use crate::words;
 
-/// Sizes in ascending order of their OSDs.
+/// Cluster sizes in ascending order of their OSDs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Sizes {
     /// The placement.
     pub placement: String,
-    /// What was measured with each size.
+    /// Figures of each size.
     pub points: Vec<SizePoint>,
-    /// Why nothing is to be concluded from them on this machine.
+    /// Why this machine allows no conclusion from the sizes. None where it does.
     pub hindrance: Option<String>,
 }
 
-/// What clusters of a size did in the deciding workload.
+/// Figures of clusters of one size in the deciding workload.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SizePoint {
     /// The size.
     pub size: ClusterSize,
-    /// Requests per second: geometric mean over loads and clusters.
+    /// Requests per second: geometric mean over the runs that count.
     pub iops: f64,
-    /// To those of the smallest size; None for that one.
+    /// Ratio to the requests per second of the smallest size. None for the smallest size.
     pub over_smallest: Option<Ratio>,
 }
 
 impl Sizes {
-    /// Those of the only placement of a suite. None if there are more, or it was measured with one size.
+    /// The sizes of the only placement of a suite. None if the suite has several placements, or the
+    /// placement was measured with one size.
     pub(super) fn of(results: &Results) -> Option<Sizes> {
         let [placement] = results.suite.placements.as_slice() else { return None };
         let counts = |setting: &Setting| {
@@ -65,12 +67,12 @@ impl Sizes {
         })
     }
 
-    /// The size that has most.
+    /// The size with most requests per second.
     fn best(&self) -> Option<&SizePoint> {
         self.points.iter().max_by(|one, two| one.iops.total_cmp(&two.iops))
     }
 
-    /// What it comes to, in one sentence.
+    /// The conclusion in one sentence.
     pub(super) fn headline(&self, results: &Results) -> String {
         let suite = &results.suite;
         let load = suite.workload(&suite.deciding).map_or(suite.deciding.as_str(), |found| &found.title);
@@ -113,7 +115,8 @@ mod tests {
     use crate::synthetic;
     use crate::verdict::{Advice, verdict};
 
-    /// Results of one placement with one, four and eight OSDs on a disk, on so many processors.
+    /// Results of one placement with one, four and eight OSDs on a disk, on a machine with `cpus`
+    /// processors.
     fn results(speeds: [f64; 3], cpus: usize) -> Results {
         let mut results = synthetic::empty();
         results.machine.cpus = cpus;

@@ -141,7 +141,7 @@ fn a_second_copy_has_its_price_and_is_advised_where_a_write_has_to_survive_its_h
         ("host-tidepool", Finding::Inconclusive)
     );
 
-    // A cache under the OSDs survives the host as well: nothing is advised that may be slower.
+    // A cache under the OSDs survives the host as well, so nothing is advised that may be slower.
     let found = of(&fast, &[700.0, 300.0, 1_100.0]);
     assert_eq!(found.second_copy.as_ref().expect("measured").recommended, None);
     assert!(says(&found, "survive its host: host-tidepool-replicated or osd-tidepool, which keeps nothing"));
@@ -189,7 +189,7 @@ fn a_claim_is_reproduced_refuted_or_open() {
         (Expect::Less, fast, Outcome::NotReproduced),
         (Expect::Same, same, Outcome::Reproduced),
         (Expect::Same, fast, Outcome::NotReproduced),
-        // More with certainty, but perhaps by less than what matters.
+        // Certainly more, but perhaps by less than what matters.
         (Expect::Same, open, Outcome::Inconclusive),
     ] {
         let found = tested(expect, &ours);
@@ -235,7 +235,7 @@ fn a_claim_about_a_latency_is_tested_by_it_and_stands_beside_what_was_published(
     assert_eq!(found.outcome, Outcome::Reproduced);
     let bytes = "800 KiB/s against 400 KiB/s, the bandwidth.";
     assert!(found.evidence.starts_with(bytes), "{}", found.evidence);
-    // A size that is another one than the source's changes nothing: only the direction counts.
+    // A ratio of another size than the source's changes nothing: only the direction counts.
     assert_eq!(tested(Measure::P99, Expect::Less, [1e5; 3]).outcome, Outcome::Reproduced);
     let text = serde_json::to_string(&found).expect("plain data");
     assert!(text.contains(r#""published":[{"ratio":0.18,"at":"40 clients"}]"#), "{text}");
@@ -304,7 +304,7 @@ fn what_is_the_same_and_comes_out_as_different_leaves_no_verdict() {
         );
         assert!(found.directions.iter().all(|tested| tested.outcome == Outcome::Inconclusive));
     }
-    // One that shows nothing is told, and spoils nothing.
+    // A control that shows nothing is reported, and does not prevent a verdict.
     let found = of(&[60.0, 180.0, 110.0], &[]);
     assert!(found.headline.starts_with("Cache in the hypervisor"), "{}", found.headline);
     assert!(says(&found, "shows neither that it is equal to bluestore-colocated nor that it is not"));
@@ -362,7 +362,8 @@ fn a_ratio_of_absorbing_runs_never_stands_alone() {
         "{}",
         nothing.headline
     );
-    // One cluster of three on which it only absorbed: what lasts rests on the other two.
+    // On one cluster of three the placement only absorbed: what lasts rests on the other two
+    // clusters.
     let mut mixed = absorbing(&[]);
     synthetic::absorb(&mut mixed.runs[8], 1 << 30);
     let mixed = verdict(&mixed);

@@ -1,4 +1,5 @@
-//! Whether a cache, a journal or a database on an SSD is worth it at all, against the baseline that has none.
+//! Whether a cache, a journal or a database on an SSD is worth it at all, against a baseline that
+//! has none.
 
 use serde::Serialize;
 
@@ -10,43 +11,44 @@ use crate::results::{Durability, Results};
 use crate::stats::steady::Steadiness;
 use crate::stats::{Bound, EQUIVALENCE, Estimate, Finding, Ratio};
 
-/// What results advise.
+/// The advice that results give.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Advice {
     /// A placement is ahead of all others with certainty, in bursts or for good.
     Winner,
-    /// A cache is worth it in bursts and not for good.
+    /// A cache is worth it in bursts, but not for good.
     OnlyBursts,
     /// No cache is worth it.
     DoNotCache,
-    /// The first two are equally fast, or nobody knows which is faster.
+    /// The first two placements are equally fast, or it is not known which one is faster.
     NoWinner,
-    /// A control came out as different, or nothing can be ranked. Of one placement the sizes of its clusters are told instead.
+    /// A control came out as different, or nothing can be ranked. Also for a suite of one placement
+    /// that was measured with several cluster sizes, which are reported instead.
     NoVerdict,
 }
 
 /// No cache is worth it, or only for bursts.
 #[derive(Debug, Clone)]
 pub(super) struct Unworthy {
-    /// The best of them, in bursts where there were any.
+    /// The best cache, in bursts if there were any.
     pub best: Place,
-    /// It is worth it in bursts.
+    /// The cache is worth it in bursts.
     pub in_bursts: bool,
 }
 
-/// What a placement has over the baseline.
+/// Gain of a placement over the baseline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Gain {
-    /// More.
+    /// The placement has more.
     Something,
-    /// No more than what makes no difference.
+    /// The placement has no more than what makes no difference.
     Nothing,
-    /// Nobody knows.
+    /// The gain is not known.
     Open,
 }
 
-/// The placement keeps something on an SSD, or in memory, so that it is faster than the disks.
+/// The placement keeps data on an SSD or in memory, so that it is faster than the disks.
 pub(super) fn caches(placement: &str) -> bool {
     let uses = |found: Arrangement| {
         let mut parts = found.placements.iter();
@@ -67,7 +69,8 @@ fn gain(ratio: &Ratio, limited: bool) -> Gain {
     }
 }
 
-/// Whether results show that no cache is worth it, or only for bursts. None where one is, or nobody knows.
+/// Whether results show that no cache is worth it, or only for bursts. None where a cache is worth
+/// it, or this is not known.
 pub(super) fn unworthy(results: &Results, lasting: &Lasting) -> Option<Unworthy> {
     let rankings = rank(&bursts(results)).0;
     let suite = &results.suite;
@@ -101,7 +104,8 @@ pub(super) fn unworthy(results: &Results, lasting: &Lasting) -> Option<Unworthy>
     if places.iter().all(|(_, gain)| *gain == Gain::Nothing) {
         return best(Gain::Nothing).map(|best| Unworthy { best: best.clone(), in_bursts: false });
     }
-    // What is worth it in a burst has to be shown to be worth nothing afterwards.
+    // The advice to cache only for bursts needs proof: a cache that gains in bursts must be shown
+    // to gain nothing for good.
     let only_then = |place: &Place| {
         let held = lasting.steadiness(&[&place.placement, &suite.baseline]);
         matches!(held, Steadiness::Absorbing { .. })

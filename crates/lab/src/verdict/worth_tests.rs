@@ -1,7 +1,8 @@
 use super::*;
 use crate::synthetic;
 
-/// Placements with requests per second in bursts and, unless there are none, in sustained runs on clusters of their own.
+/// The verdict on placements with requests per second in bursts and, unless there are none, in
+/// sustained runs on clusters of their own.
 fn of(speeds: &[(&str, &[f64], &[f64])]) -> Verdict {
     let bursts: Vec<(&str, &[f64])> = speeds.iter().map(|(name, bursts, _)| (*name, *bursts)).collect();
     let mut results = synthetic::results(&bursts);
@@ -41,7 +42,7 @@ fn no_cache_is_advised_where_none_is_better_than_no_ssd() {
 
 #[test]
 fn what_may_be_better_is_no_reason_not_to_cache() {
-    // Better, perhaps better, and better within what makes a difference only by chance.
+    // A cache that is better, or that may be better.
     for (speeds, advice) in [
         ([130.0, 131.0, 129.0], Advice::Winner),
         ([90.0, 160.0, 120.0], Advice::NoWinner),
@@ -50,14 +51,14 @@ fn what_may_be_better_is_no_reason_not_to_cache() {
     ] {
         assert_eq!(sustained("bluestore-dbwal", &speeds).advice, advice, "{speeds:?}");
     }
-    // One cluster shows nothing, and neither does a limit of the client.
+    // One cluster shows nothing, and neither does a run that the client limited.
     assert_eq!(sustained("bluestore-dbwal", &[90.0]).advice, Advice::NoWinner);
     let mut limited = synthetic::results(&[("bluestore-colocated", &BASELINE), ("host-tidepool", &BASELINE)]);
     limited.runs.iter_mut().filter(|run| run.cell.placement == "host-tidepool").for_each(|run| {
         run.lower_bound = Some("the client's processor was busy".into());
     });
     assert_eq!(verdict(&limited).advice, Advice::NoWinner);
-    // It may have been the limit with devices slowed by the second factor alone.
+    // The client may have been the limit only with devices slowed by the second factor.
     let mut second = synthetic::results(&[("bluestore-colocated", &BASELINE), ("host-tidepool", &BASELINE)]);
     second.suite.ground.second_slowed_by = Some(8);
     let mut slower = second.runs.clone();
@@ -72,16 +73,16 @@ fn what_may_be_better_is_no_reason_not_to_cache() {
         }
     }
     assert_eq!(verdict(&second).advice, Advice::NoWinner);
-    // Of several, one is enough.
+    // One cache of several that is worth it is enough.
     let one = verdict(&synthetic::results(&[
         ("bluestore-colocated", &BASELINE),
         ("bluestore-dbwal", &BASELINE),
         ("osd-tidepool", &[200.0, 201.0, 199.0]),
     ]));
     assert!(one.headline.starts_with("Cache under the OSDs: "), "{}", one.headline);
-    // Where no cache was measured there is nothing to be said against one.
+    // Where no cache was measured, there is nothing to be said against a cache.
     assert_eq!(sustained("filestore-colocated", &[50.0, 51.0, 49.0]).advice, Advice::Winner);
-    // A baseline on an SSD shows nothing about none.
+    // A baseline on an SSD shows nothing about a cluster without an SSD.
     let mut on_ssd =
         synthetic::results(&[("bluestore-dbwal", &BASELINE), ("osd-tidepool", &[50.0, 51.0, 49.0])]);
     on_ssd.suite.baseline = "bluestore-dbwal".into();
@@ -114,14 +115,14 @@ fn what_is_better_in_bursts_alone_is_advised_for_bursts_alone() {
         assert_ne!(found.advice, Advice::OnlyBursts, "{why}: {}", found.headline);
         assert_ne!(found.advice, Advice::DoNotCache, "{why}: {}", found.headline);
     }
-    // Another one that is worth it for good is what to take.
+    // If another cache is worth it for good, the advice is to take it.
     let other = of(&[
         ("bluestore-colocated", &[], &four),
         ("host-tidepool", &fast, &[101.0, 102.0, 100.0, 101.0]),
         ("osd-tidepool", &[], &[300.0, 303.0, 297.0, 300.0]),
     ]);
     assert_eq!(other.advice, Advice::Winner, "{}", other.headline);
-    // One that may be is a reason not to say that nothing is.
+    // If another cache may be worth it, the advice is not that none is.
     let open = of(&[
         ("bluestore-colocated", &[], &four),
         ("host-tidepool", &fast, &[101.0, 102.0, 100.0, 101.0]),

@@ -64,7 +64,8 @@ impl<W: Write> Archive<W> {
         let name = path.trim_matches('/');
         let length = u32::try_from(content.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
         self.inode += 1;
-        // Inode, mode, user, group, links, time, size, device, the node's device, length of the name, unused sum.
+        // Inode, mode, user, group, links, time, size, device, the node's device, length of the
+        // name, unused sum.
         let fields =
             [self.inode, mode, 0, 0, 1, 0, length, 0, 0, device.0, device.1, name.len() as u32 + 1, 0];
         let mut header = String::from("070701");

@@ -1,4 +1,4 @@
-//! A command that runs in a guest.
+//! A command that runs in a guest with a client.
 
 use std::fs;
 use std::path::Path;
@@ -8,32 +8,33 @@ use std::time::{Duration, Instant};
 use super::link::{Moment, State};
 use super::{Vm, VmError, failed};
 
-/// How often it is looked whether it has ended.
+/// How often a job's end is checked.
 const POLL: Duration = Duration::from_millis(10);
-/// Longest wait for the end of one that was killed.
+/// Longest wait for the end of a job that was killed.
 const KILLED_LIMIT: Duration = Duration::from_secs(10);
-/// How far apart the clocks of machine and guest may have gone, in parts of a job's time, and in seconds by which a message may be late.
+/// Largest difference between the clocks of machine and guest over a job: a part of the job's time,
+/// plus seconds by which a message may be late.
 const CLOCKS: (f64, f64) = (0.02, 0.5);
 
-/// A command in a guest, which runs one at a time. Dropping it kills it.
+/// A command in a guest. A guest runs one job at a time. Dropping it kills the command.
 #[derive(Debug)]
 pub struct Job {
     vm: Arc<Vm>,
 }
 
-/// How a command has ended.
+/// The result of a command that has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// Its exit status.
+    /// The command's exit status.
     pub(crate) status: i32,
-    /// What it printed.
+    /// The command's standard output.
     pub(crate) output: String,
-    /// What it printed as errors.
+    /// The command's error output.
     pub(crate) errors: String,
 }
 
 impl Job {
-    /// Starts a command, in an empty directory.
+    /// Starts a command in the guest, in an empty directory.
     pub(crate) fn start(vm: &Arc<Vm>, words: &[String]) -> Result<Job, VmError> {
         {
             let mut state = vm.link.state();
@@ -44,22 +45,22 @@ impl Job {
         Ok(Job { vm: vm.clone() })
     }
 
-    /// When it has begun its work, which it says by [`super::BEGUN_PATH`].
+    /// When the command began its work, as it reports by [`super::BEGUN_PATH`]; `None` before.
     pub(crate) fn begun(&self) -> Option<Instant> {
         self.vm.link.state().begun.map(|moment| moment.here)
     }
 
-    /// Whether it has ended, or its guest.
+    /// Whether the command or its guest has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.vm.link.state().ended.is_some() || self.vm.holds().is_err()
     }
 
-    /// The id of its guest's process.
+    /// The id of the guest's process.
     pub(crate) fn guest_id(&self) -> u32 {
         self.vm.id()
     }
 
-    /// Has it end now.
+    /// Makes the command end (SIGINT).
     pub(crate) fn interrupt(&self) -> Result<(), VmError> {
         self.send("INT")
     }
@@ -68,8 +69,9 @@ impl Job {
         self.vm.ask(&["send".into(), signal.into()]).map(drop)
     }
 
-    /// Waits for its end; the files that it made are in `directory` then. `stop` is asked all the while; when it says why, that is returned,
-    /// and the job is killed.
+    /// Waits for the command's end, then copies the files that it made to `directory`. `stop` is
+    /// called again and again; when it returns a reason, the job is killed, and the reason is
+    /// returned.
     pub(crate) fn finish(
         self,
         directory: Option<&Path>,
@@ -101,7 +103,8 @@ impl Job {
     }
 }
 
-/// Why times that a guest measures are none of this machine's.
+/// Why the times of a job in a guest are void: the guest's clock and this machine's clock went
+/// apart. `None` if they did not.
 fn apart(begun: Moment, ended: Moment) -> Option<String> {
     let here_s = ended.here.duration_since(begun.here).as_secs_f64();
     let there_s = ended.there_s - begun.there_s;

@@ -7,7 +7,7 @@ use std::process::Command;
 use super::{VmError, failed};
 use crate::guest::in_order;
 
-/// The package that brings the kernel on Debian.
+/// The Debian package with the kernel.
 pub(super) const PACKAGE: &str = "linux-image-cloud-amd64";
 
 /// A kernel with its modules.
@@ -20,7 +20,8 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The newest one below `root` that can be read and whose modules are there.
+    /// Of the kernels below `root` that can be read and have modules, the one whose name is the
+    /// last in alphabetical order.
     pub fn newest(root: &Path) -> Option<Kernel> {
         let mut kernels: Vec<Kernel> = fs::read_dir(root.join("boot"))
             .ok()?
@@ -38,20 +39,21 @@ impl Kernel {
         kernels.sort_by(|a, b| a.image.cmp(&b.image));
         let kernel = kernels.pop()?;
         if !kernel.modules.join("modules.dep").is_file() {
-            // A package that was unpacked but not installed has no list of dependencies yet.
+            // The package may be unpacked but not installed: then there is no list of dependencies
+            // yet.
             let version = kernel.modules.file_name()?;
             Command::new("depmod").arg("-b").arg(root).arg(version).status().ok()?;
         }
         kernel.modules.join("modules.dep").is_file().then_some(kernel)
     }
 
-    /// One that is nowhere.
+    /// A kernel without files.
     #[cfg(test)]
     pub(super) fn nowhere() -> Kernel {
         Kernel { image: PathBuf::new(), modules: PathBuf::new() }
     }
 
-    /// The one that is installed on this machine.
+    /// The kernel that is installed on this machine.
     ///
     /// # Errors
     /// There is none.
@@ -62,11 +64,11 @@ impl Kernel {
         })
     }
 
-    /// Files of some modules and of all that they need, in the order in which they are to be loaded: name and content. What is built into
-    /// the kernel is left out.
+    /// The files of some modules and of all modules that they need, as names and contents, in the
+    /// order in which they have to be loaded. Modules that are built into the kernel are left out.
     ///
     /// # Errors
-    /// The kernel has no such module, or one cannot be read.
+    /// The kernel has no such module, or a file cannot be read.
     pub fn modules(&self, names: &[&str]) -> Result<Vec<(String, Vec<u8>)>, VmError> {
         let table = self.table("modules.dep")?;
         let built_in = self.table("modules.builtin")?;
@@ -102,7 +104,7 @@ impl Kernel {
     }
 }
 
-/// `virtio_blk` for `kernel/drivers/block/virtio-blk.ko.xz`.
+/// The module's name for a file: `virtio_blk` for `kernel/drivers/block/virtio-blk.ko.xz`.
 fn name(file: &str) -> String {
     let name = file.rsplit('/').next().unwrap_or(file);
     name.split(".ko").next().unwrap_or(name).replace('-', "_")

@@ -1,5 +1,6 @@
-//! The two virtio ports of a guest with a client: on one it is asked and answers, on the other one it tells what happens. What it tells has
-//! the moment at which it arrived, since a guest's clock is its own.
+//! The two virtio ports of a guest with a client. One port carries requests and answers. On the
+//! other port the guest reports events. Each event gets the time at which it arrives here, because
+//! the guest has a clock of its own.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -9,59 +10,59 @@ use std::time::{Duration, Instant};
 
 /// Longest wait for an answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
-/// Longest answer in bytes: a report of fio's with all of its bins has one or two million.
+/// Longest answer in bytes. A report of fio with all of its bins has one or two million bytes.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// Both ports.
+/// The connections to both ports.
 #[derive(Debug)]
 pub(super) struct Link {
     requests: Mutex<BufReader<UnixStream>>,
     state: Arc<Mutex<State>>,
 }
 
-/// What a guest has told.
+/// What a guest has reported.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 pub(super) struct State {
-    /// It has booted.
+    /// Whether the guest has booted.
     pub(super) ready: bool,
-    /// When its job has begun its work.
+    /// When the guest's job began its work.
     pub(super) begun: Option<Moment>,
-    /// When its job has ended, and its exit status.
+    /// When the guest's job ended, and its exit status.
     pub(super) ended: Option<(Moment, i32)>,
 }
 
 /// A moment by two clocks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Moment {
-    /// By this machine's.
+    /// By this machine's clock.
     pub(super) here: Instant,
-    /// By the guest's, in seconds since it booted.
+    /// By the guest's clock, in seconds since the guest booted.
     pub(super) there_s: f64,
 }
 
 impl State {
-    /// Takes in a line that came at that moment.
+    /// Takes in a line that arrived at `here`.
     fn take(&mut self, line: &str, here: Instant) {
         let moment = |seconds: &str| Some(Moment { here, there_s: seconds.parse().ok()? });
         match line.split_whitespace().collect::<Vec<_>>()[..] {
             ["ready"] => self.ready = true,
             ["begun", seconds] => self.begun = moment(seconds),
             ["ended", status, seconds] => self.ended = moment(seconds).zip(status.parse().ok()),
-            // Nobody else writes to it.
+            // Only the guest's own scripts write to this port.
             _ => {}
         }
     }
 }
 
 impl Link {
-    /// Connects with the sockets of the two ports.
+    /// Connects to the sockets of the two ports.
     pub(super) fn connect(requests: &Path, events: &Path) -> io::Result<Link> {
         let (requests, events) = (UnixStream::connect(requests)?, UnixStream::connect(events)?);
         requests.set_read_timeout(Some(ANSWER_LIMIT))?;
         requests.set_write_timeout(Some(ANSWER_LIMIT))?;
         let state = Arc::new(Mutex::new(State::default()));
         let told = state.clone();
-        // It ends with the guest, which closes the connection.
+        // The thread ends with the guest, which closes the connection.
         std::thread::spawn(move || {
             for line in BufReader::new(events).lines().map_while(Result::ok) {
                 told.lock().unwrap_or_else(PoisonError::into_inner).take(&line, Instant::now());
@@ -70,12 +71,12 @@ impl Link {
         Ok(Link { requests: Mutex::new(BufReader::new(requests)), state })
     }
 
-    /// What the guest has told so far.
+    /// What the guest has reported so far.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for something, and waits for the answer; `None` for a file that there is not.
+    /// Sends a request, and waits for the answer; `None` for a file that cannot be read.
     pub(super) fn ask(&self, words: &[String]) -> io::Result<Option<Vec<u8>>> {
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
         requests.get_mut().write_all(format!("{}\n", shell(words)).as_bytes())?;
@@ -83,7 +84,7 @@ impl Link {
     }
 }
 
-/// Reads an answer: its length on a line, and so many bytes.
+/// Reads an answer: a line with its length, then as many bytes.
 fn receive(stream: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
     let mut length = String::new();
     stream.read_line(&mut length)?;
@@ -97,7 +98,7 @@ fn receive(stream: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(answer))
 }
 
-/// Words as a shell takes them, on one line.
+/// Words in a shell's syntax, on one line.
 fn shell(words: &[String]) -> String {
     let quoted = |word: &String| format!("'{}'", word.replace('\'', r"'\''").replace('\n', " "));
     words.iter().map(quoted).collect::<Vec<_>>().join(" ")

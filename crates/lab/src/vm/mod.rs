@@ -1,5 +1,6 @@
-//! Virtual machines of QEMU with Debian's kernel and a small root, which are emulated (TCG), so that they take no rights and run inside any
-//! machine. [`Kernel`] and [`root`] make what one boots; a [`Vm`] is one that has a client in it.
+//! Virtual machines of QEMU, with Debian's kernel and a small root. Their processor is emulated
+//! (TCG), so that they need no privileges and run inside any machine. [`Kernel`] and [`root`] make
+//! what a virtual machine boots. A [`Vm`] is a virtual machine with a client.
 
 mod archive;
 mod job;
@@ -20,65 +21,67 @@ use crate::process::{self, Process};
 use crate::qemu::quoted;
 use link::Link;
 
-/// QEMU.
+/// QEMU's program.
 pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
-/// Its process, in the fifteen bytes that the kernel keeps of a name.
+/// The name of QEMU's process: the fifteen bytes that the kernel keeps of the program's name.
 pub(crate) const PROCESS_NAME: &str = "qemu-system-x86";
-/// The package that brings it on Debian.
+/// The Debian package with that program.
 pub(crate) const PACKAGE: &str = "qemu-system-x86";
-/// What the kernel of an emulated machine is told for a busy machine: there the emulated timer fails its check, which hangs the boot, and the
-/// emulated processor stands still for longer than it takes for healthy.
+/// Kernel parameters for a virtual machine on a busy machine. There the emulated timer fails the
+/// kernel's check, which hangs the boot, and the emulated processor stands still for longer than
+/// the kernel's watchdogs allow.
 pub const BUSY: &str = "no_timer_check nosoftlockup rcupdate.rcu_cpu_stall_suppress=1";
 
-/// Memory of a guest with a client in MiB: its root is 90 MiB, most of it libraries of fio's.
+/// Memory of a guest with a client, in MiB. The guest's root has 90 MiB, most of it fio's
+/// libraries.
 const MEMORY_MIB: u32 = 512;
-/// Longest wait for one to boot: emulation on a busy machine is slow.
+/// Longest wait for a guest to boot: emulation on a busy machine is slow.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
-/// Longest wait for its end, which closes its disk.
+/// Longest wait for QEMU's sockets, and for a guest's end, which closes its disk.
 const END_LIMIT: Duration = Duration::from_secs(60);
-/// How often that is looked at.
+/// Pause between two checks of a condition that is waited for.
 const POLL: Duration = Duration::from_millis(20);
-/// First process of a guest with a client.
+/// The first process of a guest with a client.
 const INIT: &str = include_str!("init.sh");
-/// What a job runs when it begins its work.
+/// The script that a job runs when it begins its work.
 const BEGUN: &str = include_str!("begun.sh");
-/// Where that is in the guest.
+/// The path of the script [`BEGUN`] in the guest.
 pub(crate) const BEGUN_PATH: &str = "/bin/begun";
 
-/// Why there is no virtual machine, or it does not do what it is told.
+/// Why there is no virtual machine, or why it does not work.
 #[derive(Debug, thiserror::Error)]
 pub enum VmError {
-    /// Something that the machine must have is missing.
+    /// A program or file that the machine must have is missing.
     #[error("{program} is not installed; on Debian: apt-get install {package}")]
     Missing {
-        /// What.
+        /// The program.
         program: String,
-        /// The package that brings it.
+        /// The Debian package that contains it.
         package: String,
     },
-    /// A file, a socket or a process could not be had.
+    /// A file, socket or process operation failed.
     #[error("{what}: {source}")]
     Io {
         /// What was tried.
         what: String,
-        /// Why it failed.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// Something did not do what it was to do.
+    /// Something did not do what it should.
     #[error("{0}")]
     Failed(String),
 }
 
-/// An error of the system, with what was tried.
+/// Turns an I/O error into a [`VmError`] that says what was tried.
 fn failed(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> VmError {
     let what = what.into();
     |source| VmError::Io { what, source }
 }
 
-/// Says in one line why there can be no guest with a client on this machine.
+/// Checks whether there can be a guest with a client on this machine.
 ///
 /// # Errors
-/// That line.
+/// The reason why not, in one line.
 pub(crate) fn probe() -> Result<(), String> {
     process::need(PROGRAM, PACKAGE)?;
     process::need("fio", "fio")?;
@@ -86,7 +89,7 @@ pub(crate) fn probe() -> Result<(), String> {
     Kernel::installed().map(drop).map_err(|why| why.to_string())
 }
 
-/// What guests with clients boot; made once, booted many times.
+/// The kernel and root that guests with clients boot. They are made once, and booted many times.
 #[derive(Debug)]
 pub(crate) struct Image {
     kernel: Kernel,
@@ -94,7 +97,7 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Finds the kernel, and writes the root with fio and some modules to `path`.
+    /// Finds the kernel, and writes the root, with fio and the given modules, to `path`.
     pub(crate) fn build(path: PathBuf, modules: &[&str]) -> Result<Image, VmError> {
         let kernel = Kernel::installed()?;
         let contents = root::Contents {
@@ -107,20 +110,20 @@ impl Image {
         Ok(Image { kernel, root: path })
     }
 
-    /// One that was never built, and cannot be booted.
+    /// An image that was never built, and cannot be booted.
     #[cfg(test)]
     pub(crate) fn unbuilt() -> Image {
         Image { kernel: Kernel::nowhere(), root: PathBuf::new() }
     }
 
-    /// The kernel's version, as its file has it.
+    /// The kernel's version, from the name of its file.
     pub(crate) fn kernel(&self) -> String {
         let name = self.kernel.image.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         name.trim_start_matches("vmlinuz-").to_string()
     }
 }
 
-/// A guest with a client. It is killed when it is dropped, and when this process ends.
+/// A guest with a client. It is killed when this value is dropped, and when this process ends.
 #[derive(Debug)]
 pub struct Vm {
     process: Process,
@@ -131,8 +134,8 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// Starts one with these devices, in QEMU's words, which is known as `name` and has its files in `directory`. It boots meanwhile: see
-    /// [`Vm::wait`].
+    /// Starts a guest with these devices, as QEMU's options. The guest is known as `name`, and its
+    /// files are in `directory`. It has not booted when this returns: see [`Vm::wait`].
     pub(crate) fn start(
         image: &Image,
         directory: &Path,
@@ -176,7 +179,7 @@ impl Vm {
         Ok(Vm { process, name, console, errors, link })
     }
 
-    /// Waits until it has booted.
+    /// Waits until the guest has booted.
     pub(crate) fn wait(&self) -> Result<(), VmError> {
         let start = Instant::now();
         while !self.link.state().ready {
@@ -189,7 +192,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Shows that it still runs.
+    /// Proves that the guest still runs.
     pub(crate) fn holds(&self) -> Result<(), VmError> {
         match self.process.ended().map_err(failed(format!("cannot look at {PROGRAM}")))? {
             None => Ok(()),
@@ -197,23 +200,23 @@ impl Vm {
         }
     }
 
-    /// What it is known as.
+    /// The guest's name.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its process.
+    /// The id of the guest's process.
     pub(crate) fn id(&self) -> u32 {
         self.process.id()
     }
 
-    /// Runs a command of its shell that prints little; returns what it prints.
+    /// Runs a command with little output in the guest's shell; returns the output.
     pub(crate) fn tell(&self, words: &[&str]) -> Result<String, VmError> {
         let words: Vec<String> = ["tell"].iter().chain(words).map(|word| word.to_string()).collect();
         self.ask(&words)
     }
 
-    /// Has a function of its first process do something; returns the answer.
+    /// Calls a function of the guest's first process; returns the answer.
     fn ask(&self, words: &[String]) -> Result<String, VmError> {
         let answer =
             self.link.ask(words).map_err(|why| self.failed(&format!("it does not answer: {why}")))?;
@@ -224,7 +227,7 @@ impl Vm {
         ended(&self.name, why, &self.errors, &self.console)
     }
 
-    /// Ends it, with its disk closed.
+    /// Ends the guest (SIGTERM), which closes its disk.
     pub(crate) fn stop(&self) -> Result<(), VmError> {
         self.process
             .signal(rustix::process::Signal::TERM)
@@ -240,7 +243,7 @@ impl Vm {
     }
 }
 
-/// Connects with both ports. QEMU makes the sockets before its processor runs.
+/// Connects to both ports of the guest. QEMU makes the sockets before the guest's processor runs.
 fn connect(process: &Process, requests: &Path, events: &Path) -> Result<Link, String> {
     let start = Instant::now();
     loop {
@@ -257,7 +260,8 @@ fn connect(process: &Process, requests: &Path, events: &Path) -> Result<Link, St
     }
 }
 
-/// What has become of a guest, with the last words of QEMU or else of its kernel.
+/// An error that says what happened to a guest, with the last line of QEMU's error output, or else
+/// of the guest's console.
 fn ended(name: &str, why: &str, errors: &Path, console: &Path) -> VmError {
     let last = |path: &Path| {
         let text = fs::read(path).unwrap_or_default();

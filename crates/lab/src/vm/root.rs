@@ -1,4 +1,5 @@
-//! The archive that is a guest's root: busybox, modules, and programs of the machine with their libraries.
+//! The archive that is a guest's root: busybox, modules, and programs of the machine with their
+//! libraries.
 
 use std::fs::{self, File};
 use std::io::BufWriter;
@@ -15,20 +16,21 @@ const DIRECTORIES: [&str; 8] = ["/bin", "/sbin", "/dev", "/proc", "/sys", "/modu
 /// What a root holds beside busybox.
 #[derive(Debug, Clone, Default)]
 pub struct Contents<'a> {
-    /// The script that is the guest's first process. It loads the modules that `/modules/order` names, which stand beside it.
+    /// The script that is the guest's first process. It loads the modules in `/modules`, in the
+    /// order of the file `/modules/order`.
     pub init: &'a str,
-    /// Modules; what they need comes with them.
+    /// Kernel modules; the modules that they need are added.
     pub modules: &'a [&'a str],
-    /// Scripts by their places.
+    /// Scripts, each after its path in the guest.
     pub scripts: &'a [(&'a str, &'a str)],
-    /// Files of the machine, and their places in the guest. The libraries of programs come with them.
+    /// Files of the machine, each with its path in the guest. The libraries of programs are added.
     pub files: &'a [(PathBuf, String)],
 }
 
 /// Writes the root for `kernel` to `path`.
 ///
 /// # Errors
-/// Something that the machine must have is missing, or the file cannot be written.
+/// A file that the root needs is missing on the machine, or `path` cannot be written.
 pub fn write(kernel: &Kernel, path: &Path, contents: &Contents<'_>) -> Result<(), VmError> {
     let written = || failed(format!("cannot write {}", path.display()));
     let mut archive = Archive::new(BufWriter::new(File::create(path).map_err(written())?));
@@ -62,15 +64,16 @@ pub fn write(kernel: &Kernel, path: &Path, contents: &Contents<'_>) -> Result<()
     Ok(())
 }
 
-/// A whole file.
+/// Reads a whole file.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, VmError> {
     fs::read(path).map_err(failed(format!("cannot read {}", path.display())))
 }
 
-/// A program of the machine, also from the directories that only root has on its PATH.
+/// The path of a program of the machine, searched for on the PATH and in the directories for root's
+/// programs.
 ///
 /// # Errors
-/// It is not there; `package` brings it on Debian.
+/// The program is not there; `package` contains it on Debian.
 pub fn find(program: &str, package: &str) -> Result<PathBuf, VmError> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -80,10 +83,10 @@ pub fn find(program: &str, package: &str) -> Result<PathBuf, VmError> {
         .ok_or_else(|| VmError::Missing { program: program.into(), package: package.into() })
 }
 
-/// A busybox that needs no libraries.
+/// The path of a busybox that needs no shared libraries.
 ///
 /// # Errors
-/// There is none.
+/// There is none on this machine.
 pub fn busybox() -> Result<PathBuf, VmError> {
     let path = find("busybox", "busybox-static")?;
     if shared_libraries(&path)?.is_empty() {

@@ -1,4 +1,4 @@
-//! A client for threads that may wait: one request after the other, or many in flight.
+//! A client for threads that may block: one request after the other, or many in flight.
 
 use super::handshake::{Handshake, Negotiated, Wanted};
 use super::pipeline::{Failure, Pipeline, Sink};
@@ -13,47 +13,50 @@ use std::time::{Duration, Instant};
 
 /// Most requests in flight on one connection.
 const DEPTH: usize = 4096;
-/// Bytes that are received at once.
+/// Bytes of the receive buffer.
 const INPUT_BYTES: usize = 256 << 10;
-/// Bytes of a handshake that are received at once.
+/// Bytes of the receive buffer during a handshake.
 const HANDSHAKE_INPUT_BYTES: usize = 4 << 10;
-/// Bytes that wait to be sent before they are sent without being asked.
+/// When at least this many bytes are queued, a `submit` method sends them without a call of `send`.
 const OUTPUT_BYTES: usize = 256 << 10;
-/// Longest range of one trim or zeroes request.
+/// Longest range in bytes of one trim, write-zeroes or block-status request of the methods that
+/// wait for the reply. The `submit` methods do not have this limit.
 const RANGE_BYTES_MAX: u64 = 1 << 30;
 
-/// One stretch of a block status.
+/// One extent of a block status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
     /// Id of the metadata context.
     pub context: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
-    /// As the context defines them.
+    /// Status flags, as the metadata context defines them.
     pub flags: u32,
 }
 
 /// A request that is over.
 #[derive(Debug)]
 pub struct Completion {
-    /// As it was submitted.
+    /// The tag that was given with the request.
     pub tag: u64,
-    /// How it went.
+    /// Success, or why the request failed.
     pub result: Result<(), Failure>,
-    /// A read's buffer; its content is defined when the read succeeded.
+    /// The buffer of a read; its content is defined only if the read succeeded.
     pub data: Vec<u8>,
-    /// What a block status brought, context by context.
+    /// The extents of a block status, in the order of arrival.
     pub extents: Vec<Extent>,
 }
 
 #[derive(Debug)]
 struct Entry {
     completion: Completion,
-    /// Of a method that waits for its own reply.
+    /// Whether the request belongs to a method that waits for its own reply. The completion then
+    /// goes to [`Entries::answer`].
     own: bool,
 }
 
-/// Receives what replies bring, by index of the entry.
+/// Takes the content of replies. The tag that the pipeline gets for a request is the index of the
+/// request's entry.
 #[derive(Debug)]
 struct Entries {
     entries: Vec<Option<Entry>>,
@@ -103,7 +106,7 @@ impl Sink for Entries {
     }
 }
 
-/// Requests in flight, without their sockets.
+/// The requests in flight on a connection, and the codec of its replies; performs no I/O.
 #[derive(Debug)]
 struct Core {
     pipeline: Pipeline,
@@ -190,8 +193,9 @@ fn receive_some(stream: &mut impl Read, input: &mut [u8]) -> Result<usize, Clien
     }
 }
 
-/// The whole handshake on a connection whose reads and writes block. It fails once it is over the `deadline`; what
-/// the connection's own timeouts allow may come on top.
+/// Carries out the whole handshake on a connection whose reads and writes block. Fails if the
+/// deadline has passed before a receive. A receive or send that has begun may end later, within the
+/// connection's own timeouts.
 ///
 /// # Errors
 /// The server refuses or breaks the protocol, or the connection fails.
@@ -224,9 +228,9 @@ pub fn negotiate(
 
 /// A connection to an NBD server, for one thread.
 ///
-/// The methods named after commands send one request and wait for its reply. The `submit` methods queue
-/// requests, and [`BlockingClient::receive`] returns replies in the order in which they come. Whenever sending
-/// has to wait, replies are taken meanwhile. For two threads there is [`BlockingClient::split`].
+/// The methods named after commands send one request and wait for its reply. The `submit` methods
+/// queue requests, and [`BlockingClient::receive`] returns replies in the order of arrival. While a
+/// send has to wait, replies are received. For two threads there is [`BlockingClient::split`].
 #[derive(Debug)]
 pub struct BlockingClient<S = Stream> {
     stream: S,
@@ -237,7 +241,7 @@ pub struct BlockingClient<S = Stream> {
 }
 
 impl BlockingClient<Stream> {
-    /// Connects to the export that the URI names, with structured replies where the server has them.
+    /// Connects to the export that the URI names, with structured replies if the server has them.
     ///
     /// # Errors
     /// The server cannot be reached, refuses, or breaks the protocol.
@@ -245,8 +249,9 @@ impl BlockingClient<Stream> {
         BlockingClient::connect_with(uri, Wanted::new(&uri.export), None)
     }
 
-    /// Connects and asks for what is wanted; the export is the one in `wanted`. With a timeout, the handshake
-    /// and every later wait fail when it is over.
+    /// Connects with the options in `wanted`, which also names the export. With a timeout, every
+    /// single receive and send of the handshake and of later requests fails when it takes longer
+    /// than the timeout. The connect itself has no timeout.
     ///
     /// # Errors
     /// The server cannot be reached, refuses, or breaks the protocol.
@@ -262,7 +267,7 @@ impl BlockingClient<Stream> {
 }
 
 impl<S: Duplex> BlockingClient<S> {
-    /// Speaks over a connection that is already there.
+    /// Carries out the handshake over an existing connection.
     ///
     /// # Errors
     /// The server refuses or breaks the protocol, or the connection fails.
@@ -271,13 +276,13 @@ impl<S: Duplex> BlockingClient<S> {
         Ok(BlockingClient::after_handshake(stream, negotiated))
     }
 
-    /// Speaks over a connection whose handshake is over.
+    /// Uses a connection whose handshake is over.
     pub fn after_handshake(stream: S, negotiated: Negotiated) -> BlockingClient<S> {
         let (core, input) = (Core::new(&negotiated), vec![0; INPUT_BYTES].into_boxed_slice());
         BlockingClient { stream, negotiated, core, input, output: Vec::new() }
     }
 
-    /// The connection, for another client.
+    /// Returns the connection, for use by another client.
     ///
     /// # Panics
     /// If requests are in flight.
@@ -291,17 +296,17 @@ impl<S: Duplex> BlockingClient<S> {
         &self.negotiated
     }
 
-    /// Size of the export.
+    /// Size of the export in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.negotiated.size_bytes
     }
 
-    /// Requests without a reply.
+    /// Requests that are not answered yet.
     pub fn in_flight(&self) -> usize {
         self.core.pipeline.in_flight()
     }
 
-    /// Queues a read that fills `buffer`, whatever its length.
+    /// Queues a read of as many bytes as `buffer` holds.
     ///
     /// # Errors
     /// The request is too long, too many are in flight, or sending fails.
@@ -321,16 +326,18 @@ impl<S: Duplex> BlockingClient<S> {
         self.send_when_much()
     }
 
-    /// Queues any other command.
+    /// Queues a command other than a read or write.
     ///
     /// # Errors
-    /// The server does not offer it, too many requests are in flight, or sending fails.
+    /// The command is a read or write, the range is too long, the server does not offer the
+    /// command, too many requests are in flight, or sending fails.
     pub fn submit(&mut self, tag: u64, command: Command, offset: u64, len: u64) -> Result<(), ClientError> {
         self.core.submit_tagged(&mut self.output, tag, command, offset, len)?;
         self.send_when_much()
     }
 
-    /// Sends what is queued. Replies that come meanwhile are kept for [`BlockingClient::receive`].
+    /// Sends what is queued. Replies that arrive meanwhile are kept for
+    /// [`BlockingClient::receive`].
     ///
     /// # Errors
     /// The connection fails, or the server breaks the protocol.
@@ -376,7 +383,8 @@ impl<S: Duplex> BlockingClient<S> {
             if self.in_flight() == 0 {
                 return Err(ClientError::Usage("there is no request in flight"));
             }
-            // Sending may already have brought a reply; then waiting would be for nothing, or forever.
+            // `send` may already have received a completion. Waiting for another reply could then
+            // block forever.
             self.send()?;
             if self.core.entries.done.is_empty() {
                 self.wait()?;
@@ -408,7 +416,8 @@ impl<S: Duplex> BlockingClient<S> {
         }
     }
 
-    /// Reads; longer than the server's maximum payload in several requests.
+    /// Reads `buf.len()` bytes. A range longer than the server's maximum payload takes several
+    /// requests.
     ///
     /// # Errors
     /// The request or the connection fails.
@@ -424,7 +433,7 @@ impl<S: Duplex> BlockingClient<S> {
         Ok(())
     }
 
-    /// Writes; longer than the server's maximum payload in several requests.
+    /// Writes `data`. Data longer than the server's maximum payload takes several requests.
     ///
     /// # Errors
     /// The request or the connection fails.
@@ -432,7 +441,7 @@ impl<S: Duplex> BlockingClient<S> {
         self.write_pieces(offset, data, false)
     }
 
-    /// Writes to stable media. Where the server has no FUA, by a flush.
+    /// Writes to stable media. If the server does not offer FUA, a flush follows the writes.
     ///
     /// # Errors
     /// The request or the connection fails, or the server has neither FUA nor flush.
@@ -450,10 +459,10 @@ impl<S: Duplex> BlockingClient<S> {
         Ok(())
     }
 
-    /// Makes everything completed stable.
+    /// Makes all completed writes stable.
     ///
     /// # Errors
-    /// The request or the connection fails.
+    /// The request or the connection fails, or the server has no flush.
     pub fn flush(&mut self) -> Result<(), ClientError> {
         self.call(Command::Flush, 0, 0, Vec::new(), &[]).map(|_| ())
     }
@@ -469,7 +478,7 @@ impl<S: Duplex> BlockingClient<S> {
     /// Writes zeroes; with `no_hole` the space stays allocated.
     ///
     /// # Errors
-    /// The request or the connection fails, or the server cannot do it.
+    /// The request or the connection fails, or the server does not offer write zeroes.
     pub fn zeroes(&mut self, offset: u64, len: u64, no_hole: bool) -> Result<(), ClientError> {
         self.ranges(Command::WriteZeroes { fua: false, no_hole, fast_zero: false }, offset, len)
     }
@@ -496,8 +505,8 @@ impl<S: Duplex> BlockingClient<S> {
         Ok(())
     }
 
-    /// The status of a range in one of the metadata contexts that were selected: consecutive extents that
-    /// cover it exactly.
+    /// The status of a range in one of the selected metadata contexts: consecutive extents that
+    /// cover the range exactly.
     ///
     /// # Errors
     /// The context was not selected, or the request or the connection fails.
@@ -524,7 +533,8 @@ impl<S: Duplex> BlockingClient<S> {
         Ok(all)
     }
 
-    /// What one request tells of a range that is not empty: at least one extent, and all of them together no more than the range.
+    /// The extents that one request returns for a range that is not empty. There is at least one
+    /// extent, and all extents together are no longer than the range.
     ///
     /// # Errors
     /// As for [`BlockingClient::block_status`].
@@ -553,7 +563,8 @@ impl<S: Duplex> BlockingClient<S> {
         }
     }
 
-    /// Says good-bye. Requests in flight are finished by the server, their replies are lost.
+    /// Disconnects. By the protocol the server finishes the requests in flight; their replies are
+    /// lost.
     ///
     /// # Errors
     /// The connection fails.
@@ -564,8 +575,8 @@ impl<S: Duplex> BlockingClient<S> {
 }
 
 impl<S: Duplex> BlockingClient<S> {
-    /// Two halves for two threads: one submits, the other receives. Completions that were not fetched go to
-    /// the receiver.
+    /// Splits the client into two halves for two threads: one submits, the other receives.
+    /// Completions that were not fetched go to the receiver.
     ///
     /// # Errors
     /// The connection has no second handle, or fails.
@@ -582,7 +593,8 @@ impl<S: Duplex> BlockingClient<S> {
 }
 
 fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
-    // The core is consistent between any two of its methods, whatever happened to another thread.
+    // The methods of `Core` leave it consistent, so the core can still be used after a panic of
+    // another thread has poisoned the mutex.
     core.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -595,36 +607,37 @@ pub struct Sender<S = Stream> {
 }
 
 impl<S: Write> Sender<S> {
-    /// As [`BlockingClient::submit_read`].
+    /// Queues a read, as [`BlockingClient::submit_read`] does.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`BlockingClient::submit_read`].
     pub fn submit_read(&mut self, tag: u64, offset: u64, buffer: Vec<u8>) -> Result<(), ClientError> {
         let (command, len) = (Command::Read { df: false }, buffer.len());
         lock(&self.core).submit(&mut self.output, entry(tag, buffer, false), command, offset, len, &[])?;
         self.send_when_much()
     }
 
-    /// As [`BlockingClient::submit_write`].
+    /// Queues a write, as [`BlockingClient::submit_write`] does.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`BlockingClient::submit_write`].
     pub fn submit_write(&mut self, tag: u64, offset: u64, data: &[u8], fua: bool) -> Result<(), ClientError> {
         let (command, entry) = (Command::Write { fua }, entry(tag, Vec::new(), false));
         lock(&self.core).submit(&mut self.output, entry, command, offset, data.len(), data)?;
         self.send_when_much()
     }
 
-    /// As [`BlockingClient::submit`].
+    /// Queues a command, as [`BlockingClient::submit`] does.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`BlockingClient::submit`].
     pub fn submit(&mut self, tag: u64, command: Command, offset: u64, len: u64) -> Result<(), ClientError> {
         lock(&self.core).submit_tagged(&mut self.output, tag, command, offset, len)?;
         self.send_when_much()
     }
 
-    /// Sends what is queued. Nothing else does so before much has gathered.
+    /// Sends what is queued. Without this call, a `submit` method sends requests only when at least
+    /// 256 KiB are queued.
     ///
     /// # Errors
     /// The connection fails.
@@ -636,12 +649,12 @@ impl<S: Write> Sender<S> {
         if self.output.len() < OUTPUT_BYTES { Ok(()) } else { self.send() }
     }
 
-    /// Requests without a reply.
+    /// Requests that are not answered yet.
     pub fn in_flight(&self) -> usize {
         lock(&self.core).pipeline.in_flight()
     }
 
-    /// Says good-bye; the receiver then sees the remaining replies and the end of the connection.
+    /// Disconnects. The receiver then gets the remaining replies and the end of the connection.
     ///
     /// # Errors
     /// The connection fails.
@@ -660,7 +673,7 @@ pub struct Receiver<S = Stream> {
 }
 
 impl<S: Read> Receiver<S> {
-    /// Waits until a request is over, also when none is in flight yet.
+    /// Waits until a request is over, also when no request is in flight yet.
     ///
     /// # Errors
     /// The connection ends or fails, or the server breaks the protocol.

@@ -1,15 +1,15 @@
-//! The client's side of the handshake: structured replies, metadata contexts, `GO`, and `EXPORT_NAME` for
-//! servers that know nothing newer.
+//! The client's side of the handshake: structured replies, metadata contexts and `GO`, and
+//! `EXPORT_NAME` for servers without `GO`.
 
 use super::ClientError;
 use crate::export::BlockSizes;
 use crate::wire::{self, Reader};
 
-/// Longest reply to an option.
+/// Longest reply to an option in bytes.
 const REPLY_BYTES_MAX: usize = 64 << 10;
 /// Most replies to one option.
 const REPLIES_MAX: u32 = 4096;
-/// Most contexts that are kept.
+/// Most metadata contexts that a server may select.
 const CONTEXTS_MAX: usize = 64;
 
 const GREETING_BYTES: usize = 18;
@@ -21,9 +21,9 @@ const EXPORT_BYTES: usize = 10;
 pub struct Wanted {
     /// The export's name.
     pub export: String,
-    /// Ask for structured replies.
+    /// Whether to ask for structured replies.
     pub structured: bool,
-    /// Metadata contexts to select; they need structured replies.
+    /// Names of the metadata contexts to select; contexts need structured replies.
     pub contexts: Vec<String>,
 }
 
@@ -37,24 +37,24 @@ impl Wanted {
 /// What a server granted.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Negotiated {
-    /// Bytes.
+    /// Size of the export in bytes.
     pub size_bytes: u64,
     /// Transmission flags.
     pub flags: u16,
-    /// Reads are answered with structured replies.
+    /// Whether reads are answered with structured replies.
     pub structured: bool,
-    /// Selected metadata contexts: id and name.
+    /// The selected metadata contexts: id and name.
     pub contexts: Vec<(u32, String)>,
-    /// Size constraints; the protocol's defaults where the server says nothing.
+    /// Size constraints; the protocol's defaults when the server sends none.
     pub block_sizes: BlockSizes,
-    /// Canonical name, if the server told.
+    /// Canonical name, if the server sent one.
     pub name: Option<String>,
-    /// Description, if the server told.
+    /// Description, if the server sent one.
     pub description: Option<String>,
 }
 
 impl Negotiated {
-    /// Does the server offer this transmission flag?
+    /// Whether the server offers this transmission flag.
     pub fn offers(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
@@ -92,7 +92,8 @@ impl Handshake {
     /// Begins a handshake; the server speaks first.
     ///
     /// # Errors
-    /// Names that the protocol does not allow, or contexts without structured replies.
+    /// A name is longer than 4096 bytes, there are more than [`crate::QUERIES_MAX`] contexts, or
+    /// there are contexts without structured replies.
     pub fn new(wanted: Wanted) -> Result<Handshake, ClientError> {
         let long = |text: &String| text.len() > wire::STRING_BYTES_MAX;
         if long(&wanted.export) || wanted.contexts.iter().any(long) {
@@ -115,8 +116,9 @@ impl Handshake {
         })
     }
 
-    /// Takes bytes from the server and appends what to send to `output`. Returns how many bytes were taken,
-    /// and the outcome when the handshake is over; what then is left of the input are replies to requests.
+    /// Takes bytes from the server and appends the bytes to send to `output`. Returns how many
+    /// bytes were taken, and the result when the handshake is over; then the rest of the input
+    /// holds replies to requests.
     ///
     /// # Errors
     /// The server refused, or broke the protocol. Drop the connection.
@@ -243,7 +245,7 @@ impl Handshake {
             (wire::OPT_GO, _) if failed => return Err(refused("the export", kind, data)),
             (wire::OPT_SET_META_CONTEXT, wire::REP_META_CONTEXT) => self.context(data)?,
             (wire::OPT_SET_META_CONTEXT, wire::REP_ACK) => self.send_go(output),
-            // Contexts are a convenience: without them there are none in the outcome.
+            // A refusal of contexts does not end the handshake: the result then has no contexts.
             (wire::OPT_SET_META_CONTEXT, _) if failed => {
                 self.granted.contexts.clear();
                 self.send_go(output);
@@ -321,7 +323,8 @@ fn string(text: &str) -> Vec<u8> {
     out
 }
 
-/// The server's message is foreign text: it is cut, and control characters are escaped.
+/// The error of a refused option. The server's message is untrusted text: it is cut to 200 bytes,
+/// and control characters are escaped.
 fn refused(option: &'static str, kind: u32, data: &[u8]) -> ClientError {
     let message = match std::str::from_utf8(data) {
         Ok(text) if !text.is_empty() => wire::cut(text, 200).escape_debug().to_string(),

@@ -16,20 +16,20 @@ pub enum ClientError {
     /// The socket failed.
     #[error("cannot {what} the NBD server{at}: {source}")]
     Io {
-        /// What was tried: "connect to", "send to", "receive from".
+        /// What was tried, for example "connect to", "send to", "receive from".
         what: &'static str,
-        /// Where, with a space in front; empty when unknown.
+        /// ` at ` and the server's URI; empty when unknown.
         at: String,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
     /// The server closed the connection.
     #[error("the NBD server closed the connection with {in_flight} requests in flight")]
     Closed {
-        /// Requests without a reply.
+        /// Requests that are not answered.
         in_flight: usize,
     },
-    /// What came is not the protocol.
+    /// The server broke the protocol.
     #[error("the NBD server broke the protocol: {0}")]
     Protocol(&'static str),
     /// The server refused an option.
@@ -37,19 +37,20 @@ pub enum ClientError {
     Refused {
         /// The option's name.
         option: &'static str,
-        /// The server's words, or the reply's meaning.
+        /// The server's message, or the meaning of its reply.
         message: String,
     },
-    /// The server speaks only over TLS.
+    /// The server demands TLS.
     #[error("the NBD server demands TLS, which is not supported")]
     Tls,
-    /// The server cannot do it, as it said in the handshake.
+    /// The server did not offer this feature in the handshake.
     #[error("the NBD server does not offer {0}")]
     Unsupported(&'static str),
-    /// The caller's request makes no sense.
+    /// The caller asked for something that the client cannot do, for example a request that is too
+    /// long.
     #[error("{0}")]
     Usage(&'static str),
-    /// The request failed.
+    /// The server answered a request with an error.
     #[error("the NBD server answered: {0}")]
     Failed(#[from] Failure),
 }

@@ -1,4 +1,4 @@
-//! Requests in flight, and replies taken apart: the client's transmission phase without I/O.
+//! The client's transmission phase without I/O: keeps the requests in flight and decodes replies.
 
 use super::{ClientError, Negotiated};
 use crate::errno::Errno;
@@ -6,11 +6,11 @@ use crate::request::{Command, Request};
 use crate::wire::{self, Reader};
 use std::fmt;
 
-/// Most requests in flight.
+/// Most requests in flight on one connection.
 pub const DEPTH_MAX: usize = 65_536;
-/// Longest error chunk.
+/// Longest error chunk in bytes.
 const ERROR_BYTES_MAX: u32 = 16 << 10;
-/// Longest block status chunk: the protocol's 2^20 descriptors.
+/// Longest block status chunk in bytes: the protocol's 2^20 descriptors.
 const STATUS_BYTES_MAX: u32 = 4 + (8 << 20);
 
 /// A request that the server answered with an error.
@@ -18,9 +18,9 @@ const STATUS_BYTES_MAX: u32 = 4 + (8 << 20);
 pub struct Failure {
     /// The error.
     pub errno: Errno,
-    /// The server's words; may be empty.
+    /// The server's message; may be empty.
     pub message: String,
-    /// Where in the export, if the server told.
+    /// Byte offset in the export at which the request failed, if the server sent one.
     pub offset: Option<u64>,
 }
 
@@ -39,29 +39,33 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Takes what replies bring. `tag` is the caller's name for the request, `at` counts from the request's
-/// offset; ranges lie inside of the request.
+/// Takes the content of replies. `tag` is the number that the caller gave the request. `at` is a
+/// byte offset from the start of the request. The ranges of `data` and `zeroes` lie inside the
+/// request.
 pub trait Sink {
     /// Data of a read.
     fn data(&mut self, tag: u64, at: u32, bytes: &[u8]);
     /// Zeroes of a read.
     fn zeroes(&mut self, tag: u64, at: u32, len: u32);
-    /// The next extent of a block status in the context with this id. Extents follow each other from the
-    /// request's offset; the last may end behind the request.
+    /// The next extent of a block status in the context with this id. In each context the first
+    /// extent begins at the request's offset, and each further extent begins where the extent
+    /// before ends. The last extent may end behind the request.
     fn status(&mut self, tag: u64, context: u32, len: u32, flags: u32);
-    /// The request is complete; the last call for this tag.
+    /// The request is complete. This is the last call for this tag.
     fn completed(&mut self, tag: u64, result: Result<(), Failure>);
 }
 
 #[derive(Debug)]
 struct Slot {
-    /// The upper half of the cookie; tells late or invented replies from those to the request.
+    /// Upper half of the cookie, increased when the slot becomes free. It distinguishes a reply to
+    /// the slot's current request from a late reply to an earlier request and from an invented
+    /// reply.
     round: u32,
     tag: u64,
     request: Option<Request>,
-    /// Bytes of a read that have come.
+    /// Bytes of a read that have been received.
     covered: u64,
-    /// Chunks of a block status that have come.
+    /// Chunks of a block status that have been received.
     chunks: u32,
     failure: Option<Failure>,
 }
@@ -110,7 +114,7 @@ enum State {
     Broken,
 }
 
-/// Names requests on the wire and assigns replies to them.
+/// Gives requests their cookies, and assigns replies to requests.
 #[derive(Debug)]
 pub struct Pipeline {
     slots: Vec<Slot>,
@@ -123,7 +127,8 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// For up to `depth` (at most [`DEPTH_MAX`]) requests in flight on a connection.
+    /// For up to `depth` requests in flight on a connection; `depth` is limited to 1 to
+    /// [`DEPTH_MAX`].
     pub fn new(negotiated: &Negotiated, depth: usize) -> Pipeline {
         let depth = depth.clamp(1, DEPTH_MAX);
         let slot = |_| Slot { round: 0, tag: 0, request: None, covered: 0, chunks: 0, failure: None };
@@ -138,17 +143,17 @@ impl Pipeline {
         }
     }
 
-    /// Requests without a reply.
+    /// Requests that are not answered yet.
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Room for more requests.
+    /// Number of further requests for which there is room.
     pub fn room(&self) -> usize {
         self.free.len()
     }
 
-    /// Registers a request; returns the header to send. A write's payload follows it.
+    /// Registers a request and returns the header to send. A write's payload follows the header.
     ///
     /// # Errors
     /// The server does not offer the command, or all slots are in use.
@@ -180,10 +185,11 @@ impl Pipeline {
         Ok(request.encode())
     }
 
-    /// Takes all of `input`, in any split, and hands what it brings to `sink`.
+    /// Takes all of `input`, which may begin and end anywhere in a reply, and hands the content to
+    /// `sink`.
     ///
     /// # Errors
-    /// The server broke the protocol: drop the connection. Nothing more is taken.
+    /// The server broke the protocol: drop the connection. Further bytes are refused.
     pub fn receive(&mut self, mut input: &[u8], sink: &mut dyn Sink) -> Result<(), ClientError> {
         while !input.is_empty() {
             match self.step(input, sink) {
@@ -274,7 +280,7 @@ impl Pipeline {
         }
     }
 
-    /// The first 16 bytes: all of a simple reply, or most of a chunk's header.
+    /// Decodes the first 16 bytes: all of a simple reply, or all but 4 bytes of a chunk's header.
     fn head(&mut self, mut reader: Reader<'_>, sink: &mut dyn Sink) -> Result<(), ClientError> {
         const SHORT: ClientError = ClientError::Protocol("a reply is malformed");
         let magic = reader.u32().ok_or(SHORT)?;
@@ -308,7 +314,7 @@ impl Pipeline {
         }
     }
 
-    /// A chunk's header is complete.
+    /// Decodes a chunk's header, which is complete.
     fn chunk(
         &mut self,
         slot: u32,
@@ -340,13 +346,14 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Counts bytes of a read; returns where they begin, relative to the request.
+    /// Counts `len` bytes of a read as received. Returns the bytes' offset from the start of the
+    /// request.
     fn cover(&mut self, slot: u32, offset: u64, len: u32) -> Result<u32, ClientError> {
         const OUTSIDE: ClientError = ClientError::Protocol("a read was answered with bytes outside of it");
         let (_, request) = self.active(slot)?;
         let at = offset.checked_sub(request.offset).ok_or(OUTSIDE)?;
         let covered = self.slots[slot as usize].covered + u64::from(len);
-        // The first comparison keeps the sum from overflowing.
+        // `at` is compared first, so that the sum cannot overflow.
         if len == 0 || at > u64::from(request.len) || at + u64::from(len) > u64::from(request.len) {
             return Err(OUTSIDE);
         }
@@ -401,7 +408,7 @@ impl Pipeline {
     }
 }
 
-/// An error chunk's payload. Unknown error types begin alike.
+/// Decodes an error chunk's payload. Unknown error types begin with the same fields as known ones.
 fn failure(kind: u16, mut reader: Reader<'_>) -> Option<Failure> {
     let errno = Errno::from_wire(reader.u32()?).unwrap_or(Errno::Inval);
     let len = reader.u16()?;

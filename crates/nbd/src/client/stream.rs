@@ -1,4 +1,4 @@
-//! Sockets that a client speaks over.
+//! The sockets of a client.
 
 use super::ClientError;
 use crate::uri::{NbdUri, Transport};
@@ -12,17 +12,17 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// How often a connection over TCP is probed on which nothing moves.
+/// Idle time of a TCP connection before the first keepalive probe, and pause between two probes.
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
-/// Probes without an answer after which the connection is broken.
+/// Number of unanswered keepalive probes after which the connection is broken.
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// What [`Duplex::exchange`] moved.
+/// What [`Duplex::exchange`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moved {
-    /// So many bytes were sent.
+    /// Number of bytes that were sent.
     Sent(usize),
-    /// So many bytes were received; 0 when the other side has closed.
+    /// Number of bytes that were received; 0 when the other side has closed the connection.
     Received(usize),
 }
 
@@ -34,8 +34,9 @@ pub trait Duplex: Read + Write + Sized {
     /// What the system reports.
     fn second(&self) -> io::Result<Self>;
 
-    /// Sends some of `output` or receives something into `input`, whichever is possible first. A client that
-    /// only sent would wait forever for a server that waits for its replies to be taken.
+    /// Sends a part of `output` or receives bytes into `input`, whichever is possible first. A
+    /// client that only sends could block forever: a server may stop reading while its replies are
+    /// not read.
     ///
     /// # Errors
     /// What the system reports.
@@ -62,7 +63,8 @@ fn exchange<S: Read + AsFd>(
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        // Bytes to receive come first: it is the sending that may be stuck. An error shows in either.
+        // Receiving comes first, because sending may be blocked until replies are read. A socket
+        // error is reported by either call.
         if polled[0].revents().contains(PollFlags::IN) {
             return stream.read(input).map(Moved::Received);
         }
@@ -101,7 +103,7 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// Connects to where the URI points.
+    /// Connects to the server of the URI.
     ///
     /// # Errors
     /// What the system reports.
@@ -116,9 +118,11 @@ impl Stream {
         stream.map_err(|source| ClientError::Io { what: "connect to", at: format!(" at {uri}"), source })
     }
 
-    /// Connects as [`Stream::connect`] does, but waits for the server at most this long; the name of its host is
-    /// looked up before. Where the server's host goes away without a word, the connection breaks after a while
-    /// instead of standing still.
+    /// Connects as [`Stream::connect`] does, with a limit. A connection over TCP is tried for at
+    /// most `timeout` per address of the host; the lookup of the host's name is not limited. A
+    /// connection to a unix socket succeeds or fails at once. When the server's host stops
+    /// answering, an established connection over TCP breaks after about 20 seconds instead of
+    /// hanging.
     ///
     /// # Errors
     /// What the system reports.
@@ -130,7 +134,7 @@ impl Stream {
         stream.map_err(|source| ClientError::Io { what: "connect to", at: format!(" at {uri}"), source })
     }
 
-    /// Lets every blocking send and receive fail after this time.
+    /// Makes every blocking send and receive fail after this time.
     ///
     /// # Errors
     /// What the system reports.
@@ -148,7 +152,8 @@ impl Stream {
     }
 }
 
-/// A server that does not accept connections fails this one instead of keeping it waiting.
+/// Connects without waiting: when the server does not accept connections and its backlog is full,
+/// this fails at once.
 fn unix_now(socket: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -168,7 +173,8 @@ fn tcp_within(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream>
                 sockopt::set_tcp_keepidle(&stream, KEEPALIVE_EVERY)?;
                 sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_EVERY)?;
                 sockopt::set_tcp_keepcnt(&stream, KEEPALIVE_PROBES)?;
-                // Probes are only sent while nothing else waits for an answer.
+                // The kernel sends keepalive probes only while all sent bytes are acknowledged.
+                // This limit covers the time in which sent bytes are not acknowledged.
                 let limit = KEEPALIVE_EVERY * (KEEPALIVE_PROBES + 1);
                 sockopt::set_tcp_user_timeout(&stream, limit.as_millis() as u32)?;
                 return Ok(stream);

@@ -1,6 +1,7 @@
-//! An NBD server for tests: volumes in memory, one thread per connection, all of the protocol by the codec.
+//! An NBD server for tests: volumes in memory, one thread per connection, and the codec for the
+//! protocol.
 
-// Every test file uses its own part of it.
+// Each test file uses only a part of this module.
 #![allow(dead_code)]
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,10 +16,10 @@ use tidepool_nbd::{
     Command, Context, Errno, Export, Handshake, Incoming, Request, Session, Step, reply, wire,
 };
 
-/// Granularity of the state that block status reports.
+/// Granularity in bytes of the state that block status reports.
 pub const BLOCK: usize = 4096;
 
-/// A directory of its own, removed at the end.
+/// A temporary directory that is removed when the value is dropped.
 pub struct TempDir(pub PathBuf);
 
 impl TempDir {
@@ -41,16 +42,16 @@ impl Drop for TempDir {
     }
 }
 
-/// Runs an installed tool; when it is missing, the test fails and says which package has it.
+/// Runs an installed tool. If the tool is missing, the test fails and names the package.
 pub fn run(tool: &str, package: &str, arguments: &[&str]) -> Output {
-    // The system's directories come first: nbdsh is a script, and the module that it loads belongs to the
-    // system's own interpreter.
+    // The system's directories come first: nbdsh is a script, and the module that it loads belongs
+    // to the system's own interpreter.
     let path = format!("/usr/bin:/bin:{}", std::env::var("PATH").unwrap_or_default());
     let output = Process::new(tool).args(arguments).env("PATH", path).output();
     output.unwrap_or_else(|e| panic!("cannot run {tool}: {e}; install it with: apt-get install {package}"))
 }
 
-/// As [`run`], and the tool must succeed; returns what it printed.
+/// Runs a tool as [`run`] does; the tool must succeed. Returns its standard output.
 pub fn run_well(tool: &str, package: &str, arguments: &[&str]) -> String {
     let output = run(tool, package, arguments);
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -175,7 +176,7 @@ impl Shared {
         std::thread::spawn(move || {
             let mut connection =
                 Connection { stream, shared: &shared, input: Vec::new(), taken: 0, recorded: Vec::new() };
-            // An I/O error is a client that went away.
+            // An I/O error means that the client closed the connection.
             if let Ok(Err(error)) = connection.run() {
                 shared.errors.lock().expect("no thread panics here").push(error.to_string());
             }
@@ -186,15 +187,16 @@ impl Shared {
     }
 }
 
-/// Enough for a handshake and a few messages behind it.
+/// Most bytes that are recorded of one side of a connection: enough for a handshake and a few
+/// messages behind it.
 pub const RECORDED_BYTES_MAX: usize = 2048;
 
-/// Where recordings go, if there are to be any.
+/// The directory for recordings, if recordings are wanted.
 pub fn record_dir() -> Option<PathBuf> {
     std::env::var_os("TIDEPOOL_NBD_RECORD").map(PathBuf::from)
 }
 
-/// Keeps one side of a conversation under a name made of its content.
+/// Writes one side of a conversation to a file whose name is a hash of the content.
 pub fn record(dir: &Path, bytes: &[u8]) {
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);
@@ -214,7 +216,7 @@ struct Connection<'a, S> {
 type Outcome = Result<(), tidepool_nbd::ProtocolError>;
 
 impl<S: Read + Write> Connection<'_, S> {
-    /// Receives until `need` bytes are there.
+    /// Receives until the input holds `need` bytes.
     fn fill(&mut self, need: usize) -> std::io::Result<()> {
         self.input.drain(..self.taken);
         self.taken = 0;
@@ -329,7 +331,8 @@ impl<S: Read + Write> Connection<'_, S> {
         self.stream.write_all(&head[..used])
     }
 
-    /// Structured: one chunk per run of blocks that are or are not allocated, unless that is forbidden.
+    /// A structured reply has one chunk per run of blocks that are all allocated or all not, unless
+    /// `df` is set.
     fn read(&mut self, session: &Session, request: Request, df: bool) -> std::io::Result<()> {
         let Request { cookie, offset, len, .. } = request;
         let (mut at, end) = (offset as usize, offset as usize + len as usize);

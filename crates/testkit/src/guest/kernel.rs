@@ -8,7 +8,8 @@ use tidepool_lab::vm::Kernel;
 
 use crate::error::{Error, io};
 
-/// An installed kernel, or one that was unpacked below the target directory before, or one that is downloaded now.
+/// An installed kernel, else a kernel that was unpacked below the target directory earlier, else a
+/// kernel that is downloaded now.
 pub(super) fn find() -> Result<Kernel, Error> {
     let cache = cache_directory()?;
     if let Some(kernel) = Kernel::newest(Path::new("/")).or_else(|| Kernel::newest(&cache)) {
@@ -21,7 +22,7 @@ pub(super) fn find() -> Result<Kernel, Error> {
     }
 }
 
-/// Where a downloaded kernel is kept: below the target directory of the running program.
+/// The directory of a downloaded kernel: below the target directory of the running program.
 fn cache_directory() -> Result<PathBuf, Error> {
     let program = std::env::current_exe().map_err(io("cannot find the running program"))?;
     let profile = program.ancestors().find(|path| path.join("deps").is_dir());
@@ -29,7 +30,8 @@ fn cache_directory() -> Result<PathBuf, Error> {
     Ok(target.join("guest-kernel"))
 }
 
-/// Downloads Debian's kernel package and unpacks it below `directory`; needs no rights.
+/// Downloads Debian's kernel package and unpacks the package below `directory`; needs no root
+/// privileges.
 fn download(directory: &Path) -> Result<(), Error> {
     fs::create_dir_all(directory).map_err(io("cannot make a directory for the guest's kernel"))?;
     let script = "set -e

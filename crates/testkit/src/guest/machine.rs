@@ -1,4 +1,5 @@
-//! The disk of a guest whose first process is systemd: a small Debian, put together from what is installed on this host.
+//! The disk of a guest whose first process is systemd: a small Debian that consists of files of
+//! this host.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,14 +12,14 @@ use tidepool_lab::vm::root::{busybox, find, shared_libraries};
 use super::root::{ended, stripped_tidepool};
 use crate::error::{Error, io};
 
-/// Packages that are there as a whole.
+/// Packages whose files are copied, except for [`LEFT_OUT`].
 const PACKAGES: [&str; 1] = ["systemd"];
-/// What of them nobody needs.
+/// Beginnings of the paths that are not copied.
 const LEFT_OUT: [&str; 4] =
     ["/usr/share/", "/usr/lib/systemd/catalog", "/lib/systemd/catalog", "/etc/init.d"];
-/// Files of the host's that say who is who.
+/// Files of the host with users, groups and the name of the system.
 const FILES: [&str; 3] = ["/etc/passwd", "/etc/group", "/etc/os-release"];
-/// Units for which something is missing here, or which would take the console.
+/// Units that need something that is missing in the machine, or that would take the console.
 const MASKED: [&str; 5] = [
     "systemd-logind.service",
     "systemd-firstboot.service",
@@ -26,7 +27,8 @@ const MASKED: [&str; 5] = [
     "getty@.service",
     "serial-getty@.service",
 ];
-/// Takes commands from the console, as the first process of a guest without systemd does.
+/// Shell script that takes commands from the console, as the first process of a guest without
+/// systemd does.
 const CONSOLE: &str = r#"stty -echo -icanon
 dmesg -n 1
 echo guest-ready
@@ -35,7 +37,8 @@ while read -r line; do
   echo "guest-status $?"
 done
 "#;
-/// The unit that runs it. Its shell is to be like any other, also for who writes into a pipe that nobody reads.
+/// The unit that runs [`CONSOLE`]. The shell treats SIGPIPE as every shell does, so that a command
+/// ends when it writes into a pipe without a reader.
 const CONSOLE_UNIT: &str = "[Unit]
 Description=Takes commands from the console
 After=basic.target
@@ -51,20 +54,21 @@ IgnoreSIGPIPE=no
 /// Size of the disk in MiB.
 const DISK_MIB: u32 = 768;
 
-/// A file of the machine that is not of the host's packages.
+/// A file of the machine that does not come from the host's packages.
 #[derive(Debug, Clone, Copy)]
 pub struct Own<'a> {
-    /// Where it stands.
+    /// Path of the file.
     pub path: &'a str,
-    /// What it says.
+    /// Content of the file.
     pub content: &'a str,
 }
 
-/// Makes the disk `path` of a machine with systemd, the command under test as `/usr/bin/tidepool`, these programs of the host
-/// (with the Debian packages that bring them), these files, and these units, which are started at boot.
+/// Makes `path`, the disk of a machine with systemd. On the disk are the command under test as
+/// `/usr/bin/tidepool`, the host's `programs` (each with the Debian package that contains it) and
+/// the files `own`. The `units` are started at boot.
 ///
 /// # Errors
-/// Something that the host must have is missing.
+/// Something that the host must have is missing, or a file cannot be written.
 pub fn machine(path: &Path, programs: &[(&str, &str)], own: &[Own<'_>], units: &[&str]) -> Result<(), Error> {
     let scratch = path.with_extension("d");
     let mut root = Root { directory: scratch.join("root"), libraries: BTreeSet::new() };
@@ -101,7 +105,7 @@ pub fn machine(path: &Path, programs: &[(&str, &str)], own: &[Own<'_>], units: &
         root.link(Path::new("/dev/null"), &format!("/etc/systemd/system/{unit}"))?;
     }
     root.link(Path::new("/lib/systemd/system/multi-user.target"), "/etc/systemd/system/default.target")?;
-    // As the package does it when it is installed.
+    // On a host the installation of the package makes this link.
     let remote = "remote-fs.target";
     let wanted = format!("/etc/systemd/system/multi-user.target.wants/{remote}");
     root.link(&Path::new("/lib/systemd/system").join(remote), &wanted)?;
@@ -129,7 +133,7 @@ pub fn machine(path: &Path, programs: &[(&str, &str)], own: &[Own<'_>], units: &
 /// A directory that becomes the disk.
 struct Root {
     directory: PathBuf,
-    /// Of what is there.
+    /// The libraries that the copied programs need.
     libraries: BTreeSet<PathBuf>,
 }
 
@@ -142,7 +146,7 @@ impl Root {
         fs::create_dir_all(self.place(path)).map_err(io(format!("cannot make the machine's {path}")))
     }
 
-    /// The place of a file, whose directory is made.
+    /// Makes the directory of a file, and returns the place of the file.
     fn room(&self, path: &str) -> Result<PathBuf, Error> {
         let parent = Path::new(path).parent().unwrap_or(Path::new("/"));
         self.directory(&parent.to_string_lossy())?;
@@ -161,7 +165,7 @@ impl Root {
         symlink(target, place).map_err(io(format!("cannot make the machine's {path}")))
     }
 
-    /// Copies a file of the host, and notes the libraries that it needs.
+    /// Copies a file of the host. If the file is executable, notes the libraries that it needs.
     fn copy(&mut self, from: &Path, path: &str) -> Result<(), Error> {
         let to = self.room(path)?;
         fs::copy(from, &to).map_err(io(format!("cannot copy {}", from.display())))?;
@@ -172,7 +176,7 @@ impl Root {
         Ok(())
     }
 
-    /// All files of an installed package.
+    /// Copies the files of an installed package, except for [`LEFT_OUT`].
     fn package(&mut self, package: &str) -> Result<(), Error> {
         crate::need("dpkg", "dpkg")?;
         let output = Command::new("dpkg").args(["-L", package]).output().map_err(io("cannot run dpkg"))?;
@@ -199,7 +203,7 @@ impl Root {
         Ok(())
     }
 
-    /// Busybox under all of its names that nothing better has.
+    /// Links busybox under each of its names that nothing in /usr/bin has.
     fn applets(&self) -> Result<(), Error> {
         let output = Command::new(busybox()?).arg("--list").output().map_err(io("cannot run busybox"))?;
         for name in String::from_utf8_lossy(&output.stdout).lines() {
@@ -208,7 +212,7 @@ impl Root {
         Ok(())
     }
 
-    /// The libraries that everything needs.
+    /// Copies the libraries that the copied programs need.
     fn libraries(&mut self) -> Result<(), Error> {
         for library in std::mem::take(&mut self.libraries) {
             let path = library.to_string_lossy().into_owned();

@@ -1,6 +1,7 @@
-//! A QEMU guest with Debian's kernel and a tiny root, its disk an NBD export, driven over its serial console.
+//! A QEMU guest with Debian's kernel and a tiny root, controlled over its serial console. Its disk
+//! is an NBD export or a file.
 //!
-//! The guest is emulated (TCG), so it needs no rights and runs inside any virtual machine.
+//! The guest is emulated (TCG), so it needs no root privileges and runs inside any virtual machine.
 
 mod kernel;
 mod machine;
@@ -31,19 +32,20 @@ const MIGRATION_TIMEOUT: Duration = Duration::from_secs(120);
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// Memory of a guest in MiB.
 const MEMORY_MIB: u32 = 320;
-/// Memory of a guest that has more of the host's programs, in MiB.
+/// Memory in MiB of a guest with more of the host's programs.
 const LARGE_MEMORY_MIB: u32 = 768;
-/// Seconds for which QEMU holds requests while the server is away.
+/// Seconds for which QEMU holds requests while the NBD server is away.
 const RECONNECT_SECONDS: u32 = 60;
-/// Messages of the guest's kernel that tell of a broken disk or filesystem.
+/// Messages of the guest's kernel that report a broken disk or filesystem.
 const COMPLAINTS: [&str; 6] =
     ["I/O error", "EXT4-fs error", "EXT4-fs warning", "blocked for more than", "Call Trace", "JBD2:"];
-/// Lines before such a message that are told with it.
+/// Lines before such a message that the error quotes.
 const LINES_BEFORE: usize = 8;
-/// Messages with which it dies. A disk or filesystem that is broken has others.
+/// Messages with which the guest's kernel dies. The messages of a broken disk or filesystem are in
+/// [`COMPLAINTS`].
 const CRASHES: [&str; 3] = ["Kernel panic", "Oops: ", "exited with irqs disabled"];
 
-/// The console's text so far.
+/// The text of the console so far, and whether the guest has ended.
 #[derive(Debug, Default)]
 struct Console {
     text: Mutex<(String, bool)>,
@@ -56,7 +58,7 @@ impl Console {
     }
 }
 
-/// Kernel and root of a guest; made once, booted many times.
+/// Kernel and root of a guest, which are made once and booted many times.
 #[derive(Debug)]
 pub struct GuestImage {
     kernel: Kernel,
@@ -66,7 +68,7 @@ pub struct GuestImage {
 }
 
 impl GuestImage {
-    /// Finds the kernel and builds the root.
+    /// Finds the kernel and builds a root with the filesystem tools and the verifier.
     pub fn build() -> Result<GuestImage, Error> {
         GuestImage::build_with(Equipment { tools: true, ..Equipment::default() }, MEMORY_MIB)
     }
@@ -77,12 +79,13 @@ impl GuestImage {
         GuestImage::build_with(equipment, LARGE_MEMORY_MIB)
     }
 
-    /// The same with further kernel modules, and with neither filesystem tools nor the verifier: nothing is compiled.
+    /// Finds the kernel and builds a root with further kernel modules, but without filesystem tools
+    /// and verifier, so that nothing is compiled.
     pub fn build_bare(modules: &[&str]) -> Result<GuestImage, Error> {
         GuestImage::build_with(Equipment { modules, ..Equipment::default() }, MEMORY_MIB)
     }
 
-    /// The same with what the equipment says.
+    /// Finds the kernel and builds a root with `equipment`, for a guest with more memory.
     pub fn build_equipped(equipment: Equipment<'_>) -> Result<GuestImage, Error> {
         GuestImage::build_with(equipment, LARGE_MEMORY_MIB)
     }
@@ -96,12 +99,14 @@ impl GuestImage {
         Ok(GuestImage { kernel, root, memory_mib, scratch })
     }
 
-    /// Boots a guest whose disk `/dev/vda` is `export` of the NBD server at the unix socket `socket`.
+    /// Boots a guest whose disk `/dev/vda` is `export` of the NBD server at the unix socket
+    /// `socket`.
     pub fn boot(&self, socket: &Path, export: &str) -> Result<Guest, Error> {
         self.boot_on(&disk(socket, export))
     }
 
-    /// A guest like the one that [`GuestImage::boot`] makes, which waits for [`Guest::migrate_to`].
+    /// Starts a guest as [`GuestImage::boot`] does, but without booting: the guest waits for
+    /// [`Guest::migrate_to`].
     pub fn await_migration(&self, socket: &Path, export: &str) -> Result<Guest, Error> {
         self.start_on(&disk(socket, export), true)
     }
@@ -116,8 +121,8 @@ impl GuestImage {
         self.start("", &["-blockdev", &disk, "-device", "virtio-blk-pci,drive=disk"], waits)
     }
 
-    /// Boots a guest with these disks and with the machine's network: its interface `eth0` reaches the machine's own
-    /// 127.0.0.1 once [`Guest::join_loopback`] has been called.
+    /// Boots a guest with these disks and a network interface `eth0`, over which the guest reaches
+    /// 127.0.0.1 of the host after a call of [`Guest::join_loopback`].
     pub fn boot_on_network(&self, disks: &[Disk<'_>]) -> Result<Guest, Error> {
         let parameters = if disks.is_empty() { "guest.disk=none" } else { "" };
         let mut devices = devices(disks, "virtio-blk-pci");
@@ -132,13 +137,14 @@ impl GuestImage {
         self.start_with("", &devices(disks, "virtio-blk-pci"))
     }
 
-    /// Boots what [`machine`] has made, which is the first disk.
+    /// Boots a disk that [`machine`] has made, which must be the first of `disks`.
     pub fn boot_machine(&self, disks: &[Disk<'_>]) -> Result<Guest, Error> {
         self.start_with("guest.root=disk systemd.show_status=no", &devices(disks, "virtio-blk-pci"))
     }
 
-    /// Boots a guest that takes itself for no virtual machine, with these disks as NVMe: `/dev/nvme0n1`, `/dev/nvme1n1` and so on.
-    /// Each needs a serial number.
+    /// Boots a guest whose processor does not report a hypervisor, so that the guest does not take
+    /// itself for a virtual machine. The disks are NVMe: `/dev/nvme0n1`, `/dev/nvme1n1` and so on.
+    /// Each disk needs a serial number.
     pub fn boot_as_metal(&self, disks: &[Disk<'_>]) -> Result<Guest, Error> {
         let mut devices = devices(disks, "nvme");
         devices.extend(["-cpu", "qemu64,-hypervisor"].map(String::from));
@@ -188,23 +194,23 @@ impl GuestImage {
     }
 }
 
-/// A disk of a guest: a file of the host, byte by byte.
+/// A disk of a guest: a raw file of the host.
 #[derive(Debug, Clone, Copy)]
 pub struct Disk<'a> {
     /// The file.
     pub file: &'a Path,
-    /// The serial number that the guest sees; a disk need not have one.
+    /// The serial number that the guest sees, if the disk has one.
     pub serial: Option<&'a str>,
 }
 
 impl Disk<'_> {
-    /// As QEMU's `-blockdev` takes it.
+    /// The disk in the form that QEMU's `-blockdev` takes.
     fn node(&self) -> String {
         format!("driver=raw,file.driver=file,file.filename={}", self.file.display())
     }
 }
 
-/// QEMU's arguments for these disks, each behind a device of this model.
+/// QEMU's arguments for these disks, each attached to a device of this model.
 fn devices(disks: &[Disk<'_>], model: &str) -> Vec<String> {
     let device = |(number, disk): (usize, &Disk<'_>)| {
         let serial = disk.serial.map(|serial| format!(",serial={serial}")).unwrap_or_default();
@@ -218,7 +224,8 @@ fn devices(disks: &[Disk<'_>], model: &str) -> Vec<String> {
     disks.iter().enumerate().flat_map(device).collect()
 }
 
-/// The disk of a guest that is an export of the NBD server at a unix socket, as QEMU's `-blockdev` takes it.
+/// A disk that is an export of the NBD server at a unix socket, in the form that QEMU's `-blockdev`
+/// takes.
 fn disk(socket: &Path, export: &str) -> String {
     let mut disk = format!(
         "driver=nbd,server.type=unix,server.path={},reconnect-delay={RECONNECT_SECONDS},discard=unmap",
@@ -242,7 +249,7 @@ fn listen(console: &Console, mut output: impl Read, mut file: File) {
     console.changed.notify_all();
 }
 
-/// A running guest. Dropping it kills it.
+/// A running guest. Dropping the value kills the guest.
 #[derive(Debug)]
 pub struct Guest {
     process: Process,
@@ -253,7 +260,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Runs a command in the guest and returns its output; its failure is an error.
+    /// Runs a command in the guest and returns its output. A failed command is an error.
     pub fn run(&mut self, command: &str, limit: Duration) -> Result<String, Error> {
         let (output, status) = self.run_status(command, limit)?;
         if status == 0 {
@@ -274,8 +281,10 @@ impl Guest {
         Ok((output, status))
     }
 
-    /// Makes 127.0.0.1 of a guest that was booted on the network that of the machine. (QEMU's user network connects to
-    /// whatever address the guest names, and the guest's kernel sends to that address only when told to.)
+    /// Makes 127.0.0.1 of the guest lead to 127.0.0.1 of the host; the guest must have been booted
+    /// with [`GuestImage::boot_on_network`]. QEMU's user network connects to the address that the
+    /// guest names. The guest's kernel sends packets for this address to `eth0` only with these
+    /// settings.
     pub fn join_loopback(&mut self) -> Result<(), Error> {
         for command in [
             "ip link set eth0 up",
@@ -288,7 +297,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Waits until the console prints `marker`; returns what came before it since the last wait.
+    /// Waits until the console prints `marker`. Returns the text before it since the last wait.
     pub fn wait_for(&mut self, marker: &str, limit: Duration) -> Result<String, Error> {
         let start = Instant::now();
         let mut state = self.console.lock();
@@ -324,21 +333,21 @@ impl Guest {
         synced(&self.console())
     }
 
-    /// What the console has printed since its kernel has died; `None` if it lives.
+    /// What the console has printed since the guest's kernel has died; `None` if the kernel lives.
     pub fn crash(&self) -> Option<String> {
         let console = self.console();
         let begin = CRASHES.iter().filter_map(|crash| console.find(crash)).min()?;
         Some(console[begin..].to_owned())
     }
 
-    /// Fails when the guest's kernel has complained about its disk or filesystem.
+    /// Fails if the guest's kernel has reported a problem of its disk or filesystem.
     pub fn check_kernel_log(&mut self) -> Result<(), Error> {
         let log = self.run("dmesg", Duration::from_secs(60))?;
         let lines: Vec<&str> = log.lines().collect();
         let complains = |line: &&str| COMPLAINTS.iter().any(|complaint| line.contains(complaint));
         match lines.iter().position(complains) {
             None => Ok(()),
-            // What a trace is of stands before it.
+            // The lines before a trace say what the trace is about.
             Some(at) => {
                 let said = lines[at.saturating_sub(LINES_BEFORE)..=at].join(" / ");
                 Err(self.failure(format!("its kernel complains: {said}")))
@@ -346,8 +355,9 @@ impl Guest {
         }
     }
 
-    /// Moves it to one that waits for that, while it runs. Returns for how long neither ran, as QEMU says. This one stands still
-    /// from then on.
+    /// Moves the running guest to `other`, which must come from [`GuestImage::await_migration`].
+    /// Returns the downtime that QEMU reports, in which neither guest ran. This guest does not run
+    /// any more afterwards.
     pub fn migrate_to(&mut self, other: &mut Guest) -> Result<Duration, Error> {
         let way = format!("unix:{}", other.log.with_extension("way").display());
         Monitor::connect(&other.monitor())?.execute("migrate-incoming", &json!({ "uri": way }))?;
@@ -372,8 +382,8 @@ impl Guest {
         }
     }
 
-    /// Takes the disk `number` of those that it was booted with out of the running guest, in which it is called `name`, and puts
-    /// another one in, which gets that name.
+    /// Takes disk `number` of those with which the guest was booted out of the running guest, and
+    /// puts `disk` in its place. `name` is the device's name in the guest, before and afterwards.
     pub fn change_disk(&mut self, number: usize, name: &str, disk: &Disk<'_>) -> Result<(), Error> {
         let mut monitor = Monitor::connect(&self.monitor())?;
         monitor.execute("device_del", &json!({ "id": format!("device{number}") }))?;
@@ -396,7 +406,7 @@ impl Guest {
         if let Some(serial) = disk.serial {
             device["serial"] = serial.into();
         }
-        // The device is gone in the guest a moment before QEMU has forgotten it.
+        // The device is gone in the guest a moment before QEMU has released its id.
         let start = Instant::now();
         while let Err(error) = monitor.execute("device_add", &device) {
             if start.elapsed() > COMMAND_TIMEOUT {
@@ -411,12 +421,12 @@ impl Guest {
         self.log.with_extension("qmp")
     }
 
-    /// Kills it (SIGKILL), as a power failure of the machine would.
+    /// Kills the guest (SIGKILL), as a power failure of a machine would.
     pub fn kill(mut self) -> Result<(), Error> {
         self.process.kill().map_err(io("cannot kill the guest")).map(drop)
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the guest has ended by itself.
     pub fn wait_end(mut self, limit: Duration) -> Result<(), Error> {
         match self.process.wait(limit).map_err(io("cannot wait for the guest"))? {
             Some(_) => Ok(()),
@@ -424,7 +434,7 @@ impl Guest {
         }
     }
 
-    /// Whether it still runs.
+    /// Whether the guest still runs.
     pub fn runs(&mut self) -> bool {
         matches!(self.process.try_wait(), Ok(None))
     }
@@ -434,10 +444,10 @@ impl Guest {
     }
 }
 
-/// `FILE:VERSION` of each file's last line `synced FILE VERSION` in a console's text.
+/// `FILE:VERSION` of each file's last line `synced FILE VERSION` in the text of a console.
 fn synced(console: &str) -> String {
     let mut versions = std::collections::BTreeMap::new();
-    // The last line may be cut off in the middle of its number.
+    // The last line may end in the middle of its number.
     let whole = console.rfind('\n').map_or("", |end| &console[..end]);
     for line in whole.lines() {
         if let Some((file, version)) = line.strip_prefix("synced ").and_then(|rest| rest.split_once(' ')) {

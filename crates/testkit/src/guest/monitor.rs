@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 
 use crate::error::{Error, io};
 
-/// Longest wait for the monitor, and for an answer.
+/// Longest wait for the monitor's socket, and for a line.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A connection to a monitor, which takes one at a time.
+/// A connection to a monitor. A monitor serves one connection at a time.
 pub struct Monitor(BufReader<UnixStream>);
 
 impl Monitor {
@@ -35,7 +35,7 @@ impl Monitor {
         Ok(monitor)
     }
 
-    /// Executes a command; its result.
+    /// Executes a command and returns its result.
     pub fn execute(&mut self, command: &str, arguments: &Value) -> Result<Value, Error> {
         let mut line = json!({ "execute": command, "arguments": arguments }).to_string();
         line.push('\n');
@@ -48,7 +48,7 @@ impl Monitor {
             if let Some(error) = told.get("error") {
                 return Err(Error::Protocol(format!("QEMU's monitor: {command}: {error}")));
             }
-            // Events come in between.
+            // The line was neither a result nor an error: it is an event.
         }
     }
 

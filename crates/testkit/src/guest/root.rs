@@ -1,4 +1,5 @@
-//! Builds the guest's root: busybox, the filesystem tools, the verifier and a shell that takes commands from the console.
+//! Builds the guest's root: busybox, the filesystem tools, the verifier and a shell that takes
+//! commands from the console.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,14 +10,16 @@ use tidepool_lab::vm::root::{self, Contents, find};
 
 use crate::error::{Error, io};
 
-/// What the guest's disk and filesystem need.
+/// Kernel modules that the guest's disk and filesystem need.
 const MODULES: [&str; 5] = ["virtio_pci", "virtio_blk", "crc32c_generic", "libcrc32c", "ext4"];
 
-/// Programs of the host that the guest gets too, with the Debian package that brings them.
+/// Programs of the host that become part of the guest, each with the Debian package that contains
+/// it.
 const PROGRAMS: [(&str, &str); 2] = [("mke2fs", "e2fsprogs"), ("e2fsck", "e2fsprogs")];
-/// The verifier's source; it is compiled for the guest, without shared libraries.
+/// The source of the verifier, which is compiled for the guest without shared libraries.
 const VERIFIER: &str = include_str!("verifier.rs");
-/// First process of the guest. Each line from the console is a command; its status follows its output.
+/// The first process of the guest. Each line from the console is a command; the exit status follows
+/// the output.
 const INIT: &str = r#"#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/bin:/sbin
@@ -42,18 +45,19 @@ done
 poweroff -f
 "#;
 
-/// What a root holds beside busybox and the modules of the guest's disk.
+/// The parts of a root besides busybox and the modules of the guest's disk.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Equipment<'a> {
-    /// Further modules; whatever is built into the kernel is left out.
+    /// Further kernel modules; modules that are built into the kernel are left out.
     pub modules: &'a [&'a str],
-    /// The filesystem tools and the verifier, which has to be compiled.
+    /// Whether to include the filesystem tools and the verifier, which has to be compiled.
     pub tools: bool,
-    /// Programs of the host, with the Debian packages that bring them.
+    /// Programs of the host, each with the Debian package that contains it.
     pub programs: &'a [(&'a str, &'a str)],
-    /// Files of the host that stand in the same places in the guest, with the libraries that they need.
+    /// Files of the host, which have the same paths in the guest, with the libraries that they
+    /// need.
     pub files: &'a [&'a Path],
-    /// The command `tidepool` under test.
+    /// Whether to include the command `tidepool` under test.
     pub tidepool: bool,
 }
 
@@ -78,7 +82,8 @@ pub fn build(kernel: &Kernel, path: &Path, equipment: Equipment<'_>) -> Result<(
     Ok(root::write(kernel, path, &Contents { init: INIT, modules: &modules, scripts: &[], files: &files })?)
 }
 
-/// The command under test without what only a debugger needs, which is most of it.
+/// Makes a copy of the command under test without symbols and debug information, so that the copy
+/// is smaller.
 pub(super) fn stripped_tidepool(scratch: &Path) -> Result<PathBuf, Error> {
     crate::need("strip", "binutils")?;
     let (program, stripped) = (crate::daemon::tidepool()?, scratch.join("tidepool"));

@@ -1,9 +1,12 @@
-//! Runs inside the guest: writes files whose every block tells its file, place and version, syncs them, and checks them.
+//! Runs inside the guest: writes files in which every block carries its file, place and version,
+//! syncs the files, and checks them.
 //!
-//! `verifier run DIRECTORY SEED ROUNDS` rewrites the files in turn, at most ROUNDS times in all or until the file DIRECTORY/../stop
-//! exists, and prints `synced FILE VERSION` after each fsync: from then on that version must survive. Every few rounds it drops the
-//! page cache and reads everything back. `verifier check DIRECTORY SEED FILE:VERSION...` checks after a crash that every file
-//! holds its version or the one that was being written.
+//! `verifier run DIRECTORY SEED ROUNDS` rewrites the files in a sequence that SEED gives, ROUNDS
+//! times in all or until the file /tmp/stop exists. After each fsync the program prints
+//! `synced FILE VERSION`: from then on this version must survive. Every six rounds the program
+//! drops the page cache and checks all files. `verifier check DIRECTORY SEED FILE:VERSION...`
+//! checks after a crash that every block of every file holds this version or the next one, which
+//! was being written.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -22,7 +25,8 @@ fn mix(word: u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// The number of blocks of a file: the same for all of its versions, so that every version replaces all of the one before.
+/// The number of blocks of a file. All versions of a file have this number, so every version
+/// replaces all blocks of the version before.
 fn blocks(seed: u64, file: u64) -> u64 {
     1 + mix(seed ^ mix(file)) % BLOCKS_MAX
 }
@@ -63,7 +67,8 @@ fn write(directory: &Path, seed: u64, file: u64, version: u64) {
     }
 }
 
-/// Checks that every block of a file has a version of `least..=most`.
+/// Checks that every block of a file has a version of `least..=most`. With a `least` of 0, the file
+/// or a block may also be missing or zero.
 fn check(directory: &Path, seed: u64, file: u64, least: u64, most: u64) {
     if least == 0 && !path(directory, file).exists() {
         return;
@@ -73,7 +78,7 @@ fn check(directory: &Path, seed: u64, file: u64, least: u64, most: u64) {
     let mut expected = vec![0; BLOCK_BYTES];
     for index in 0..blocks(seed, file) {
         if let Err(error) = input.read_exact_at(&mut found, index * BLOCK_BYTES as u64) {
-            // A first version that was never synced may be short.
+            // A first version that was never synced may be incomplete.
             if least > 0 {
                 fail(&format!("file {file} block {index}: {error}"));
             }

@@ -1,4 +1,4 @@
-//! All that was ever written, to tell whether an image is the volume as it once was.
+//! All changes of a volume, to check whether an image equals a state that the volume has had.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,9 +14,10 @@ struct Change {
     first: u64,
     count: u64,
     sent: Clock,
-    /// When it was answered, in the workload's time and in milliseconds since 1970.
+    /// When the change was acknowledged: in the workload's logical time, and in milliseconds since
+    /// 1970. `None` without an answer.
     acked: Option<(Clock, u64)>,
-    /// Its answer said that it is on stable media.
+    /// The answer promised that the change is on stable media.
     stable: bool,
 }
 
@@ -24,22 +25,26 @@ struct Change {
 #[derive(Debug, Default)]
 pub struct History {
     changes: BTreeMap<Version, Change>,
-    /// What sectors held when it began; all others read as zeros.
+    /// Versions of the sectors that were not zero when the history began. All other sectors were
+    /// zero.
     base: HashMap<u64, Version>,
-    /// What was acknowledged before this is on stable media, and all of that stands in the volume.
+    /// All changes that were acknowledged before this time are on stable media.
     stable_before: Clock,
-    /// The client has flushed, so that writes do not wait for stable media any more.
+    /// The client has sent a flush or a FUA change. Until then the server acknowledges a change
+    /// only when it is on stable media.
     flushes: bool,
 }
 
-/// What an image lacks of a workload.
+/// The acknowledged changes that an image lacks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Lost {
-    /// Acknowledged changes.
+    /// Number of acknowledged changes that are missing, at least in part.
     pub changes: usize,
-    /// Bytes of data that the image lacks. Zeroes and discards are not counted: a cache keeps no bytes for them.
+    /// Bytes of data that are missing. Zeroes and discards are not counted, because a cache keeps
+    /// no bytes for them.
     pub bytes: u64,
-    /// When the first and the last of them were acknowledged, in milliseconds since 1970.
+    /// When the first and the last of the missing changes were acknowledged, in milliseconds since
+    /// 1970.
     pub acked_unix_ms: Option<(u64, u64)>,
 }
 
@@ -59,17 +64,19 @@ impl History {
         }
     }
 
-    /// A flush, or a change that is to be on stable media when it is answered, was sent.
+    /// A flush, or a change with FUA, was sent.
     pub(super) fn flush_sent(&mut self) {
         self.flushes = true;
     }
 
-    /// A flush that was sent at `sent` was answered: what had been acknowledged by then is on stable media.
+    /// A flush that was sent at `sent` was answered: what was acknowledged before `sent` is on
+    /// stable media.
     pub(super) fn flushed(&mut self, sent: Clock) {
         self.stable_before = self.stable_before.max(sent);
     }
 
-    /// A change was answered that is on stable media then, as is what had been acknowledged when it was sent.
+    /// A change with FUA was answered: the change is on stable media, and so is what was
+    /// acknowledged before the change was sent.
     pub(super) fn stable(&mut self, version: Version) {
         if let Some(change) = self.changes.get_mut(&version) {
             change.stable = true;
@@ -77,8 +84,8 @@ impl History {
         }
     }
 
-    /// Begins anew with what an image holds, in which [`History::compare`] found nothing wrong, and on a server that was started again.
-    /// Returns the version of every sector.
+    /// Starts a new history from an image in which [`History::compare`] has found no error, after a
+    /// restart of the server. Returns the version of every sector.
     pub(super) fn adopt(&mut self, origin: Origin, image: &[u8]) -> Vec<Version> {
         let of = self.by_sector(image.len() / SECTOR_BYTES);
         let found: Vec<Version> = (0..)
@@ -96,12 +103,12 @@ impl History {
         found
     }
 
-    /// What a sector held when the history began.
+    /// The version of a sector when the history began.
     fn base_of(&self, sector: u64) -> Version {
         self.base.get(&sector).copied().unwrap_or(ZEROS)
     }
 
-    /// The changes of each sector.
+    /// The versions of the changes of each sector.
     fn by_sector(&self, sectors: usize) -> Vec<Vec<Version>> {
         let mut of: Vec<Vec<Version>> = vec![Vec::new(); sectors];
         for change in self.changes.values() {
@@ -112,20 +119,21 @@ impl History {
         of
     }
 
-    /// Compares an image with every state that the volume has had: no change may be missing that was acknowledged
-    /// before one that is there was sent.
+    /// Compares an image with all states that the volume has had. When change A is in the image, no
+    /// change that was acknowledged before A was sent may be missing. A change that a later change
+    /// has overwritten does not count as missing.
     ///
     /// # Errors
-    /// What makes it no such state.
+    /// The reason why the image equals none of these states.
     pub fn compare(&self, origin: Origin, image: &[u8]) -> Result<Lost, String> {
         self.find_missing(origin, image).map(|(lost, _)| lost)
     }
 
-    /// As [`History::compare`] for what a volume reads as after a power loss: nothing may be missing either that was said to be on
-    /// stable media.
+    /// Compares as [`History::compare`] does, for the content of a volume after a power loss: no
+    /// change that is on stable media according to the answers may be missing either.
     ///
     /// # Errors
-    /// What makes it no such state, or what is missing.
+    /// The reason why the image equals none of these states, or a missing change.
     pub fn compare_stable(&self, origin: Origin, image: &[u8]) -> Result<Lost, String> {
         let (lost, missing) = self.find_missing(origin, image)?;
         let is_stable = |change: &&Change| {
@@ -145,7 +153,7 @@ impl History {
         }
     }
 
-    /// Which changes an image lacks.
+    /// Finds the changes that an image lacks.
     fn find_missing(&self, origin: Origin, image: &[u8]) -> Result<(Lost, Vec<Change>), String> {
         let of = self.by_sector(image.len() / SECTOR_BYTES);
         let (mut missing, mut bytes) = (BTreeSet::new(), 0);
@@ -161,7 +169,8 @@ impl History {
                     describe(bytes_found)
                 ));
             }
-            // Several may have left zeroes: then it is not known which.
+            // When several changes match, or the sector matches its state before the history, the
+            // change that the sector holds is unknown.
             if let ([change], false) = (&there[..], untouched) {
                 newest = newest.max(Some((change.sent, sector)));
             }
@@ -225,7 +234,7 @@ mod tests {
         assert_eq!(lost([ZEROS, ZEROS]), Ok((2, 1024)));
         assert!(lost([ZEROS, 2]).is_err());
         assert!(lost([4, 2]).is_err());
-        // Zeroes over it: the change is missing, and no data.
+        // Zeroes are written over the sector: the zeroes are missing, but no data.
         history.sent(4 | ZEROS, 1, 1, 6);
         history.acked(4 | ZEROS, 7);
         let lost = history.compare(ORIGIN, &image([1, 2])).expect("as it once was");
@@ -260,7 +269,7 @@ mod tests {
         history.stable(4);
         assert!(lost(&history, [1, 2]).is_err());
         assert_eq!(lost(&history, [1, 4]), Ok(1), "they overlapped in time");
-        // What is found is where it goes on from.
+        // The history goes on from what was found.
         assert_eq!(history.adopt(ORIGIN, &image([1, 4])), [1, 4]);
         assert_eq!(lost(&history, [1, 4]), Ok(0));
         assert!(lost(&history, [3, 4]).is_err(), "what is gone does not come back");

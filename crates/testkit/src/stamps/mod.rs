@@ -1,4 +1,5 @@
-//! Stamped workloads: every sector that is written tells who wrote it, where and when, and every read is checked.
+//! Stamped workloads: every written sector carries its run, volume, sector number and version, and
+//! every read is checked.
 
 mod history;
 mod model;

@@ -1,8 +1,9 @@
-//! What a read of each sector may return, given what has been sent and answered so far.
+//! The versions that a read of each sector may return, given what was sent and answered so far.
 //!
-//! The rule, per sector: a completed write replaces everything that had ended before it was sent. Writes that overlap in time
-//! may take effect in either order. A write that was never answered because the server died has taken effect or has not; the
-//! first read afterwards tells which, and later reads must agree.
+//! The rule for each sector: a completed write replaces every write that had ended before the
+//! completed write was sent. Writes that overlap in time may take effect in either order. A write
+//! that was not answered because the server died may have taken effect or not; the first read
+//! afterwards shows which, and later reads must agree.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -20,36 +21,38 @@ const OPEN: Version = Version::MAX;
 struct Candidate {
     version: Version,
     sent: Clock,
-    /// When it was answered, or when its server was known to be dead; nothing while it is in flight.
+    /// When the write was answered, or when its server was known to be dead; `None` while the write
+    /// is in flight.
     ended: Option<Clock>,
 }
 
-/// A version that was replaced at `replaced`, while reads were under way that may still return it.
+/// A version that was replaced at `replaced`, while reads were in flight that may still return the
+/// version.
 #[derive(Debug, Clone, Copy)]
 struct Replaced {
     version: Version,
     replaced: Clock,
 }
 
-/// Replaced versions are sorted out when there are so many.
+/// When there are more replaced versions than this, those that no read can return are dropped.
 const REPLACED_MAX: usize = 1 << 16;
 
-/// A read that is under way.
+/// A read in flight.
 #[derive(Debug)]
 pub struct Snapshot {
     first: u64,
     sent: Clock,
 }
 
-/// A sector that holds what it must not hold.
+/// A sector with a content that the sector must not have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("sector {sector} (byte {}) holds {found}; it may hold {allowed}", sector * SECTOR_BYTES as u64)]
 pub struct Violation {
-    /// Which sector.
+    /// Number of the sector.
     pub sector: u64,
-    /// What was read.
+    /// The content that was read.
     pub found: String,
-    /// What would have been right.
+    /// The contents that are allowed.
     pub allowed: String,
 }
 
@@ -63,7 +66,7 @@ pub struct Model {
     reads: BTreeSet<Clock>,
     replaced: HashMap<u64, Vec<Replaced>>,
     replaced_count: usize,
-    /// Everything that was ever written, if somebody wants to know.
+    /// The history of all changes, if it is kept.
     pub(super) history: Option<History>,
 }
 
@@ -82,7 +85,7 @@ impl Model {
         }
     }
 
-    /// The next moment.
+    /// The next moment of the logical time.
     fn tick(&mut self) -> Clock {
         self.clock += 1;
         self.clock
@@ -100,7 +103,7 @@ impl Model {
             *settled = OPEN;
             let candidates = self.open.entry(sector).or_default();
             if before != OPEN {
-                // A settled version ended before anything that is sent from now on.
+                // The settled version ended before anything that is sent from now on.
                 candidates.push(Candidate { version: before, sent: 0, ended: Some(0) });
             }
             candidates.push(Candidate { version, sent, ended: None });
@@ -116,7 +119,7 @@ impl Model {
         for sector in first..first + count {
             let Some(candidates) = self.open.get_mut(&sector) else { continue };
             let Some(write) = candidates.iter_mut().find(|candidate| candidate.version == version) else {
-                // A later write that has completed replaced it already.
+                // A later write that is complete has replaced this version already.
                 continue;
             };
             write.ended = Some(now);
@@ -125,7 +128,8 @@ impl Model {
         }
     }
 
-    /// Replaces the candidates of an open sector that `gone` names. Reads that are under way may still return them.
+    /// Removes the candidates of an open sector that `gone` selects. Reads in flight may still
+    /// return them.
     fn replace(&mut self, sector: u64, gone: impl Fn(&Candidate) -> bool) {
         let Some(candidates) = self.open.get_mut(&sector) else { return };
         if !self.reads.is_empty() {
@@ -147,7 +151,7 @@ impl Model {
         }
     }
 
-    /// Drops the replaced versions that no read under way can return.
+    /// Drops the replaced versions that no read in flight can return.
     fn forget_replaced(&mut self) {
         let oldest = self.reads.first().copied().unwrap_or(self.clock);
         self.replaced.retain(|_, replaced| {
@@ -157,7 +161,7 @@ impl Model {
         self.replaced_count = self.replaced.values().map(Vec::len).sum();
     }
 
-    /// A flush, or a write that is to be on stable media when it is answered, is about to be sent.
+    /// A flush, or a write with FUA, is about to be sent.
     pub fn flush_sent(&mut self) -> Clock {
         if let Some(history) = &mut self.history {
             history.flush_sent();
@@ -172,20 +176,21 @@ impl Model {
         }
     }
 
-    /// The write of `version` was answered with success, and was to be on stable media then.
+    /// The write of `version`, which had FUA, was answered with success.
     pub fn write_stable(&mut self, version: Version) {
         if let Some(history) = &mut self.history {
             history.stable(version);
         }
     }
 
-    /// The power has failed and the server was started again: takes what the volume reads as now for what it holds.
+    /// The power has failed and the server was started again: checks what the volume reads as, and
+    /// takes this content as the state of the volume.
     ///
     /// # Errors
-    /// What is missing that must be there, or is there although it must not be.
+    /// What is missing although it must be there, or is there although it must not be.
     ///
     /// # Panics
-    /// Without a history, or when something is in flight.
+    /// Without a history, or while a read is in flight.
     pub fn power_lost(&mut self, image: &[u8]) -> Result<Lost, String> {
         assert!(self.reads.is_empty(), "the server is dead");
         let history = self.history.as_mut().expect("a history is kept");
@@ -197,7 +202,8 @@ impl Model {
         Ok(lost)
     }
 
-    /// The write of `version` will never be answered, and its server is dead: it has taken effect, or it never will.
+    /// The write of `version` will never be answered, because its server is dead: the write has
+    /// taken effect, or never will.
     pub fn write_abandoned(&mut self, version: Version, first: u64, count: u64) {
         let now = self.tick();
         for sector in first..first + count {
@@ -208,7 +214,7 @@ impl Model {
         }
     }
 
-    /// Moves a sector that can hold only one thing out of the open ones.
+    /// Settles an open sector that can hold one version only.
     fn settle(&mut self, sector: u64) {
         if let Some([Candidate { version, ended: Some(_), .. }]) = self.open.get(&sector).map(Vec::as_slice) {
             self.settled[sector as usize] = *version;
@@ -216,19 +222,20 @@ impl Model {
         }
     }
 
-    /// A read from sector `first` on is about to be sent.
+    /// A read that begins at sector `first` is about to be sent.
     pub fn read_sent(&mut self, first: u64) -> Snapshot {
         let sent = self.tick();
         self.reads.insert(sent);
         Snapshot { first, sent }
     }
 
-    /// A read will not be answered.
+    /// A read will never be answered.
     pub fn read_abandoned(&mut self, snapshot: &Snapshot) {
         self.reads.remove(&snapshot.sent);
     }
 
-    /// A read was answered with `data`: checks it, and remembers what it tells.
+    /// A read was answered with `data`: checks `data`, and drops the versions that the read shows
+    /// to be overwritten.
     pub fn read_completed(&mut self, snapshot: &Snapshot, data: &[u8]) -> Result<(), Violation> {
         self.tick();
         self.reads.remove(&snapshot.sent);
@@ -244,7 +251,7 @@ impl Model {
         Ok(())
     }
 
-    /// Checks a sector that is open, or does not hold what it has settled to.
+    /// Checks a sector that is open, or that does not hold its settled version.
     fn check(&mut self, snapshot: &Snapshot, sector: u64, bytes: &[u8]) -> Result<(), Violation> {
         let replaced = self.replaced.get(&sector).into_iter().flatten();
         let mut allowed: Vec<Version> = replaced
@@ -264,14 +271,16 @@ impl Model {
         Ok(())
     }
 
-    /// A read sent at `sent` saw one of `seen`: what had ended before the read and is not that is overwritten for good.
+    /// A read that was sent at `sent` returned one of the versions `seen`. All other versions whose
+    /// writes had ended before `sent` are overwritten for good.
     fn learn(&mut self, sent: Clock, sector: u64, seen: &[Version]) {
         let Some(candidates) = self.open.get(&sector) else { return };
         let ended = |candidate: &Candidate| candidate.ended.is_some_and(|ended| ended < sent);
         let is_seen = |candidate: &Candidate| seen.contains(&candidate.version);
         let present = candidates.iter().filter(|candidate| is_seen(candidate)).count();
         let all_ended = candidates.iter().filter(|candidate| is_seen(candidate)).all(ended);
-        // An unanswered write may be seen and still be lost with its server, so it replaces nothing yet.
+        // A write without an answer may be read and still be lost with its server, so it replaces
+        // nothing yet.
         if present == seen.len() && all_ended {
             self.replace(sector, |candidate| ended(candidate) && !is_seen(candidate));
         }
@@ -282,7 +291,7 @@ impl Model {
         Stamp { origin: self.origin, sector, version }
     }
 
-    /// The report of a sector that holds none of the `allowed` versions.
+    /// The violation of a sector that holds none of the `allowed` versions.
     fn violation(&self, sector: u64, bytes: &[u8], allowed: &[Version]) -> Violation {
         let mut words: Vec<String> = allowed
             .iter()
@@ -295,7 +304,7 @@ impl Model {
         Violation { sector, found: describe(bytes), allowed: words.join(" or ") }
     }
 
-    /// Sectors in the volume.
+    /// Number of sectors of the volume.
     pub fn sectors(&self) -> u64 {
         self.settled.len() as u64
     }

@@ -5,13 +5,14 @@ use tidepool_lab::stamps::SECTOR_BYTES;
 
 /// Sectors of a 4 KiB block.
 const BLOCK_SECTORS: u64 = 8;
-/// Part of the volume, one in so many, that gets most of the requests, so that they overlap.
+/// Divisor of the size of the volume. On average at least 70 % of the requests with a range begin
+/// in the first part of the volume, which is one sixteenth, so that requests overlap.
 const HOT_SHARE: u64 = 16;
 
 /// What a request does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Reads and checks.
+    /// Reads and checks the content.
     Read,
     /// Writes stamps.
     Write,
@@ -26,19 +27,20 @@ pub enum Kind {
 /// One request of the sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// What it does.
+    /// What the request does.
     pub kind: Kind,
     /// First sector.
     pub sector: u64,
     /// Number of sectors; 0 for a flush.
     pub count: u64,
-    /// Force unit access.
+    /// Whether the request carries FUA.
     pub fua: bool,
-    /// Which of the connections sends it.
+    /// The number of the connection that sends the request.
     pub connection: usize,
 }
 
-/// How often each kind of request comes, in parts of their sum, and how large requests are.
+/// How often each kind of request comes, in parts of the sum of all kinds, and how large requests
+/// are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mix {
     /// Reads.
@@ -55,7 +57,7 @@ pub struct Mix {
     pub fua_percent: u64,
     /// Largest request in bytes.
     pub bytes_max: u64,
-    /// Requests need not be aligned to 4 KiB blocks.
+    /// Whether requests may be unaligned to 4 KiB blocks.
     pub unaligned: bool,
 }
 
@@ -90,7 +92,7 @@ impl Mix {
     }
 }
 
-/// An endless sequence of requests, the same for the same seed and options.
+/// An endless sequence of requests; equal for equal seeds and options.
 #[derive(Debug, Clone)]
 pub struct Requests {
     rng: Rng,
@@ -100,7 +102,7 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// The sequence of `seed` for a volume of `sectors` sectors that is reached through `connections` connections.
+    /// The sequence of `seed` for a volume of `sectors` sectors and this number of connections.
     pub fn new(seed: u64, mix: Mix, sectors: u64, connections: usize) -> Requests {
         assert!(sectors >= BLOCK_SECTORS && connections > 0, "a volume of a block, and a connection to it");
         Requests { rng: Rng::new(seed), mix, sectors, connections: connections as u64 }

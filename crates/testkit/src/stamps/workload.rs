@@ -1,4 +1,4 @@
-//! Drives a server with a sequence of requests, many in flight, and checks every answer.
+//! Sends a sequence of requests to a server, many in flight, and checks every answer.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,10 +14,11 @@ use crate::error::Error;
 use crate::nbd::{self, Command, Receiver, Sender};
 use tidepool_lab::stamps::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS};
 
-/// Longest wait for an answer before the run is given up.
+/// A run that waits this long without receiving any answer fails.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
-/// A load that goes on until it is stopped sends no more than so many requests in such a time, and rests for what is left of it: what
-/// counts is what happens meanwhile, and other tests need the machine, too.
+/// A load that runs until it is stopped sends at most this number of requests per [`SPELL`], and
+/// sleeps for the rest of the time: other tests need the machine, too, and the events under the
+/// load matter, not its throughput.
 const SPELL_REQUESTS: u64 = 100;
 const SPELL: Duration = Duration::from_millis(100);
 /// Sectors of one read of a verification.
@@ -30,13 +31,13 @@ pub struct WorkloadOptions {
     pub seed: u64,
     /// The volume's number in its stamps.
     pub volume: u32,
-    /// Part of the volume, from its start, that is used; a multiple of 4 KiB.
+    /// Bytes of the volume that are used, from its start; a multiple of 4 KiB.
     pub size_bytes: u64,
-    /// Most requests in flight over all connections.
+    /// Most requests in flight on all connections together.
     pub in_flight: usize,
-    /// Connections.
+    /// Number of connections.
     pub connections: usize,
-    /// The requests.
+    /// The mix of requests.
     pub mix: Mix,
 }
 
@@ -50,9 +51,9 @@ impl WorkloadOptions {
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// As asked.
+    /// The run ended as requested.
     Done,
-    /// The server went away, or said that it shuts down.
+    /// A connection to the server ended.
     Disconnected,
 }
 
@@ -73,11 +74,11 @@ pub struct Summary {
     pub read_bytes: u64,
     /// Requests that were in flight when their server died.
     pub abandoned: u64,
-    /// Most requests in flight at once.
+    /// Highest number of requests in flight at one time.
     pub in_flight_max: u64,
 }
 
-/// A request that has not been answered.
+/// A request that is not answered yet.
 #[derive(Debug)]
 enum Pending {
     Read { snapshot: Snapshot, count: u64, request: Request },
@@ -90,7 +91,7 @@ struct State {
     model: Model,
     pending: HashMap<u64, Pending>,
     disconnected: bool,
-    /// The connections, to be ended when the server is given up.
+    /// The senders of all connections, so that another thread can end the connections.
     connections: Vec<Sender>,
     failure: Option<Error>,
     summary: Summary,
@@ -109,8 +110,8 @@ impl Shared {
     }
 }
 
-/// A stamped workload. It survives the death of its server: tell it with [`Workload::server_died`], start the server again,
-/// [`Workload::connect`] and go on.
+/// A stamped workload. After the death of its server, call [`Workload::server_died`], start the
+/// server again, call [`Workload::connect`] and go on.
 #[derive(Debug)]
 pub struct Workload {
     options: WorkloadOptions,
@@ -149,15 +150,16 @@ impl Workload {
         }
     }
 
-    /// Remembers all changes from now on, for [`Workload::compare`].
+    /// Keeps a history of all changes from now on, for [`Workload::compare`] and
+    /// [`Workload::power_lost`].
     pub fn keep_history(&mut self) {
         self.shared.lock().model.history = Some(History::default());
     }
 
-    /// Compares an image with the states that the volume has had; see [`History::compare`].
+    /// Compares an image with all states that the volume has had; see [`History::compare`].
     ///
     /// # Errors
-    /// What makes it none of them.
+    /// The reason why the image equals none of these states.
     ///
     /// # Panics
     /// Without a history.
@@ -167,14 +169,15 @@ impl Workload {
         state.model.history.as_ref().expect("a history is kept").compare(origin, image)
     }
 
-    /// The power has failed, and the server was started again: checks what the volume reads as now, and goes on from there.
-    /// Nothing may be missing that was flushed, and what is missing must be a tail of what was acknowledged.
+    /// The power has failed, and the server was started again: checks what the volume reads as now,
+    /// and goes on from there. No flushed change may be missing, and the missing changes must be
+    /// the last ones that were acknowledged.
     ///
     /// # Errors
     /// What is wrong.
     ///
     /// # Panics
-    /// Without a history, or before [`Workload::server_died`].
+    /// Without a history, or while a read is in flight, that is, before [`Workload::server_died`].
     pub fn power_lost(&mut self, image: &[u8]) -> Result<Lost, String> {
         self.shared.lock().model.power_lost(image)
     }
@@ -199,7 +202,7 @@ impl Workload {
         Ok(())
     }
 
-    /// Sends `count` requests and waits for the last answer.
+    /// Sends `count` requests and waits until all are answered.
     pub fn run(&mut self, count: u64) -> Result<Progress, Error> {
         for _ in 0..count {
             let request = self.requests.next().expect("the sequence is endless");
@@ -210,7 +213,8 @@ impl Workload {
         self.finish()
     }
 
-    /// Sends requests until `stop` is set, then waits for the last answer; or until the server goes away. It rests now and then.
+    /// Sends requests until `stop` is set or the server goes away. After `stop`, waits until all
+    /// requests are answered. Pauses from time to time.
     pub fn run_until(&mut self, stop: &AtomicBool) -> Result<Progress, Error> {
         let mut since = Instant::now();
         for count in 1.. {
@@ -229,7 +233,8 @@ impl Workload {
         self.finish()
     }
 
-    /// Sends `requests` in this order instead of the seed's and waits for the last answer.
+    /// Sends `requests` in this order instead of the seed's requests, and waits until all are
+    /// answered.
     pub fn run_these(&mut self, requests: &[Request]) -> Result<Progress, Error> {
         for &request in requests {
             if self.send(request)? == Progress::Disconnected {
@@ -239,7 +244,7 @@ impl Workload {
         self.finish()
     }
 
-    /// Reads the whole volume and checks every sector.
+    /// Reads all bytes that the workload uses, and checks every sector.
     pub fn verify(&mut self) -> Result<Progress, Error> {
         let sectors = self.options.size_bytes / SECTOR_BYTES as u64;
         for (index, sector) in (0..sectors).step_by(VERIFY_SECTORS as usize).enumerate() {
@@ -258,13 +263,13 @@ impl Workload {
         self.shared.lock().summary
     }
 
-    /// A handle that tells, from another thread, how many requests are in flight.
+    /// A handle with which another thread watches the workload, or ends its run.
     pub fn gauge(&self) -> Gauge {
         Gauge(self.shared.clone())
     }
 
-    /// Ends the connections. The server is known to be dead, or to have answered everything that it will ever answer: what is still
-    /// unanswered has taken effect or never will.
+    /// Ends the connections. Call this when the server is dead, or has answered everything that it
+    /// will ever answer: a request without an answer has taken effect by then, or never will.
     pub fn server_died(&mut self) {
         for sender in self.senders.drain(..) {
             sender.shutdown();
@@ -287,7 +292,7 @@ impl Workload {
         }
     }
 
-    /// Says goodbye to the server; everything has been answered.
+    /// Disconnects from the server. All requests must have been answered.
     pub fn disconnect(&mut self) -> Result<(), Error> {
         for sender in &mut self.senders {
             sender.send(Command { kind: nbd::DISCONNECT, flags: 0, cookie: 0, offset: 0, len: 0 }, &[])?;
@@ -296,7 +301,7 @@ impl Workload {
         Ok(())
     }
 
-    /// Sends one request as soon as there is room for it.
+    /// Sends one request as soon as fewer requests are in flight than the options allow.
     fn send(&mut self, request: Request) -> Result<Progress, Error> {
         let command = self.prepare(request);
         {
@@ -329,7 +334,7 @@ impl Workload {
         }
     }
 
-    /// Numbers a request and makes its payload.
+    /// Gives a request its cookie and version, and makes its payload.
     fn prepare(&mut self, request: Request) -> Command {
         self.cookie += 1;
         self.payload.clear();
@@ -363,13 +368,14 @@ impl Workload {
         }
     }
 
-    /// Waits until every request is answered.
+    /// Waits until all requests are answered or the server is gone.
     fn finish(&mut self) -> Result<Progress, Error> {
         let state = self.wait_for(0)?;
         Ok(if state.disconnected { Progress::Disconnected } else { Progress::Done })
     }
 
-    /// Waits until at most `most` requests are in flight or the server is gone; fails when something has failed.
+    /// Waits until at most `most` requests are in flight or the server is gone. Fails if a failure
+    /// was noted, or if no request is answered for [`ANSWER_TIMEOUT`].
     fn wait_for(&self, most: usize) -> Result<MutexGuard<'_, State>, Error> {
         let waits =
             |state: &mut State| state.pending.len() > most && !state.disconnected && state.failure.is_none();
@@ -409,7 +415,8 @@ impl Drop for Workload {
 pub struct Gauge(Arc<Shared>);
 
 impl Gauge {
-    /// As if the server were gone: a run that waits for it ends, also one that it does not read from.
+    /// Ends the connections, as if the server were gone. A run that waits for an answer ends, and
+    /// so does a run that is blocked in a send because the server does not read.
     pub fn give_up(&self) {
         let mut state = self.0.lock();
         state.disconnected = true;
@@ -428,7 +435,7 @@ impl Gauge {
     }
 }
 
-/// Takes the replies of one connection until it ends.
+/// Receives the replies of one connection until the connection ends.
 fn receive(shared: &Shared, mut receiver: Receiver) {
     let mut data = Vec::new();
     loop {
@@ -454,7 +461,7 @@ fn receive(shared: &Shared, mut receiver: Receiver) {
     }
 }
 
-/// Takes one reply.
+/// Receives one reply.
 fn receive_one(shared: &Shared, receiver: &mut Receiver, data: &mut Vec<u8>) -> Result<(), Error> {
     let (errno, cookie) = receiver.reply()?;
     let read_bytes = match shared.lock().pending.get(&cookie) {
@@ -468,7 +475,7 @@ fn receive_one(shared: &Shared, receiver: &mut Receiver, data: &mut Vec<u8>) -> 
     if errno != 0 {
         let (Pending::Read { request, .. } | Pending::Write { request, .. } | Pending::Flush { request, .. }) =
             &state.pending[&cookie];
-        // It stays among the pending: nobody knows whether it has taken effect.
+        // The request stays pending: whether it has taken effect is unknown.
         return Err(Error::Refused { errno, request: format!("{request:?}") });
     }
     match state.pending.remove(&cookie).expect("only this thread removes it") {

@@ -1,11 +1,13 @@
-//! Who is fenced, and who is not: what others have written into record and lock, and fences that end early.
+//! Which clients are fenced and which are not: what other clients have written into record and
+//! lock, and fences that end early.
 
 use super::peer::{by_peer, forge, in_sync, take_over, uri};
 use super::*;
 use crate::check::CheckStatus;
 use crate::record::{Fenced, boot_id, host_name};
 
-/// What fences more than one client, another one than it seems to, or nobody. The last one is well formed but for its port.
+/// Texts that fence more than one client, another client than they seem to, or none. The last one
+/// is well formed except for its port.
 const UNFIT: [&str; 7] = [
     "127.0.0.1:0/0",
     "v1:127.0.0.1:0/0",
@@ -20,7 +22,7 @@ fn client_of(backend: &RbdBackend) -> String {
     backend.held.as_ref().expect("held").claim.address.clone()
 }
 
-/// Everybody who is fenced, and until when.
+/// All fences: the address, and when it expires.
 fn blocklist(lab: &Lab) -> Vec<(String, String)> {
     let text = lab.ceph(&["osd", "blocklist", "ls", "--format", "json"]).expect("the blocklist");
     // Ceph writes a second list, of ranges, behind the first.
@@ -30,15 +32,15 @@ fn blocklist(lab: &Lab) -> Vec<(String, String)> {
     list.map(|entry| (text(&entry, "addr"), text(&entry, "until"))).collect()
 }
 
-/// When the fence of a client falls, in a text that can be compared; `None` if there is none.
+/// When the fence of a client expires, as a text that can be compared; `None` if there is none.
 fn fenced_until(lab: &Lab, client: &str) -> Option<String> {
     blocklist(lab).into_iter().find(|(address, _)| address::same(address, client)).map(|(_, until)| until)
 }
 
-/// Nothing but single clients is fenced, and none of those that are named by what is unfit.
+/// Asserts that only single clients are fenced, and no client that an unfit text names.
 fn nothing_else_is_fenced(lab: &Lab) {
     for (address, _) in blocklist(lab) {
-        // Daemons may be there too: Ceph fences its own.
+        // Daemons may be in the list too: Ceph fences its own.
         let client = address::Client::of(&address);
         assert!(client.is_ok(), "{address}: {client:?}");
         let named = ["/24", "/4242", "/4243", "/4244"].iter().any(|end| address.ends_with(end));
@@ -54,7 +56,7 @@ fn with_unfit_claims(record: Ownership) -> Ownership {
 /// A client that can write to the pool can write the record.
 pub(super) fn a_record_that_names_more_than_clients_fences_the_real_owner_alone(lab: &Lab) {
     let place = place(lab, "forged-claims");
-    // Back after a kill.
+    // An open after a kill.
     let (mut old, ..) = open_place(place.clone(), &options()).expect("opened");
     forge(&place, with_unfit_claims);
     let report = crate::check(&uri(lab, &place), &options());
@@ -68,7 +70,7 @@ pub(super) fn a_record_that_names_more_than_clients_fences_the_real_owner_alone(
     drop(old);
     close(backend, true);
 
-    // Taken over.
+    // A takeover.
     let (mut old, generation) = in_sync(&place);
     forge(&place, with_unfit_claims);
     let taken = take_over(&place, generation, false).expect("taken over");
@@ -81,7 +83,7 @@ pub(super) fn a_record_that_names_more_than_clients_fences_the_real_owner_alone(
     drop(old);
     close(backend, false);
 
-    // Given up.
+    // An abandonment.
     killed_open_by_other(&place);
     let claims = record(&place).claims;
     assert_eq!(claims.len(), 1);
@@ -100,7 +102,8 @@ fn killed_open_by_other(place: &Place) {
     killed_at(Point::Guarded, move || open_place(place, &other()).err());
 }
 
-/// A client that is named so may be a real owner whose record is damaged: its image is not opened without a fence.
+/// The named client may be a real owner whose record is damaged: its image is not opened without a
+/// fence.
 pub(super) fn an_owner_that_cannot_be_fenced_is_not_passed_over(lab: &Lab) {
     let place = place(lab, "forged-owner");
     // The cache knows its last client, which has the lock.
@@ -115,7 +118,7 @@ pub(super) fn an_owner_that_cannot_be_fenced_is_not_passed_over(lab: &Lab) {
     drop(old);
     close(backend, true);
 
-    // Nothing else tells who it was.
+    // Nothing else tells which client it was.
     let (mut old, generation) = in_sync(&place);
     let known = OpenOptions { attachment: Some(old.attachment.clone()), ..options() };
     let real = client_of(&old);
@@ -151,7 +154,7 @@ pub(super) fn an_owner_that_cannot_be_fenced_is_not_passed_over(lab: &Lab) {
     close(backend, true);
 }
 
-/// The lock is no better than the record: it can be written by the same people.
+/// The lock is no better than the record: the same clients can write it.
 pub(super) fn a_lock_whose_holder_cannot_be_fenced_is_not_broken(lab: &Lab) {
     let place = place(lab, "forged-lock");
     let (backend, ..) = open_place(place.clone(), &options()).expect("opened");
@@ -178,7 +181,8 @@ fn until(seconds: u64) -> u64 {
     now.as_secs() + seconds
 }
 
-/// A fence stands for as long as nothing proves that its client is dead. A restart of its host does.
+/// A fence lasts for as long as nothing proves that its client is dead. A restart of the client's
+/// host proves it.
 pub(super) fn a_long_fence_is_listed_and_ends_when_its_host_was_restarted(lab: &Lab) {
     const DAY: u64 = 86_400;
     let place = place(lab, "fenced-long");
@@ -198,7 +202,8 @@ pub(super) fn a_long_fence_is_listed_and_ends_when_its_host_was_restarted(lab: &
     let told = report.items.iter().find(|item| item.name == "fences").expect("they are listed");
     assert!(told.detail.contains(&client) && told.detail.contains("for 365 more days"), "{told:?}");
 
-    // Nothing tells that its process is dead: the boot is this one, the host another one, or nothing is known.
+    // Nothing proves that its process is dead: the boot is this one, the host is another one, or
+    // nothing is known.
     let keep = |change: &dyn Fn(&mut Fenced)| {
         forge(&place, |mut record| {
             record.fenced = listed.clone();
@@ -215,15 +220,16 @@ pub(super) fn a_long_fence_is_listed_and_ends_when_its_host_was_restarted(lab: &
     keep(&|fenced| (fenced.host, fenced.boot_id) = ("elsewhere".into(), "another".into()));
     keep(&|fenced| fenced.boot_id = String::new());
     keep(&|fenced| (fenced.host, fenced.boot_id) = (String::new(), "another".into()));
-    // Another host of this name.
+    // Another host with this host's name.
     fence_by_hand(lab, "10.0.0.1:0/77");
     keep(&|fenced| (fenced.address, fenced.boot_id) = ("10.0.0.1:0/77".into(), "another".into()));
-    // What the client has sent may still be under way.
+    // Requests that the client has sent may still be under way.
     keep(&|fenced| (fenced.until_unix_s, fenced.boot_id) = (fenced.until_unix_s + 60, "another".into()));
 
     fence_by_hand(lab, "10.0.0.2:0/78");
     let elsewhere = Fenced { address: "10.0.0.2:0/78".into(), host: "elsewhere".into(), ..listed[0].clone() };
-    // Nothing that Ceph has: nobody's address, which would be that of all clients of this host.
+    // A fence that Ceph does not have: the address is no client's, and would stand for all clients
+    // of this host.
     let nobody = Fenced { address: "127.0.0.1:0/0".into(), boot_id: "another".into(), ..listed[0].clone() };
     forge(&place, |mut record| {
         let (until_unix_s, boot_id) = (listed[0].until_unix_s - 3601, "another".into());
@@ -232,14 +238,14 @@ pub(super) fn a_long_fence_is_listed_and_ends_when_its_host_was_restarted(lab: &
         record
     });
     let before = blocklist(lab);
-    // Without the right to end a fence it stays, and nothing else is different.
+    // Without the right to end a fence, the fence stays, and everything else is as usual.
     let osd = format!("profile rbd pool={}", lab.pool());
     let name = format!("adds-{}", lab.pool());
     lab.client_add(&name, &[("mon", "profile rbd"), ("osd", &osd)]).expect("a client");
     let by_least = format!("{}&id={name}", lab.uri(&place.image)).parse().expect("a URI");
     let least = Place::of(&by_least).expect("an rbd: URI");
     close(open_place(least.clone(), &options()).expect("free").0, true);
-    // Tests beside this one fence their own clients.
+    // Tests that run beside this one fence their own clients.
     let is_there = |before: &[(String, String)]| {
         let now = blocklist(lab);
         before.iter().all(|(address, _)| now.iter().any(|(fenced, _)| fenced == address))
@@ -257,7 +263,8 @@ pub(super) fn a_long_fence_is_listed_and_ends_when_its_host_was_restarted(lab: &
     close(backend, true);
 }
 
-/// Nothing tells which host an open was of that was cut short, so that no restart proves anything: an administrator ends its fence.
+/// The record does not name the host of an open that was cut short. So no restart of a host proves
+/// anything, and only an administrator ends the fence of its client.
 pub(super) fn a_fence_that_an_administrator_has_ended_is_told_and_listed_no_more(lab: &Lab) {
     const CLAIM: &str = "127.0.0.1:0/4711";
     let place = place(lab, "fenced-ended");
@@ -268,14 +275,14 @@ pub(super) fn a_fence_that_an_administrator_has_ended_is_told_and_listed_no_more
         record
     });
     take_over(&place, generation, false).expect("taken over");
-    // What is about to be set is told as what is to be done.
+    // A fence that is about to be set is not reported as one that stands.
     assert_eq!((fences_told(lab, &place), record(&place).fenced.len()), (None, 2));
     close(open_place(place.clone(), &by_peer(generation)).expect("opened").0, true);
     drop(old);
     let told = fences_told(lab, &place).expect("they are told");
     assert!(told.contains(&format!("{CLAIM} of an unknown host for 365 more days")), "{told}");
     assert!(told.contains(&owner) && told.ends_with("ceph osd blocklist rm ADDRESS"), "{told}");
-    // It is told for as long as it stands.
+    // A fence is reported with the time for which the cluster has it.
     lab.ceph(&["osd", "blocklist", "rm", CLAIM]).expect("fenced no more");
     fence_by_hand(lab, CLAIM);
     let told = fences_told(lab, &place).expect("they are told");
@@ -292,13 +299,14 @@ pub(super) fn a_fence_that_an_administrator_has_ended_is_told_and_listed_no_more
     assert_eq!(fences_told(lab, &place), None);
 }
 
-/// What `check` tells of fences.
+/// What `check` reports about fences.
 fn fences_told(lab: &Lab, place: &Place) -> Option<String> {
     let report = crate::check(&uri(lab, place), &options());
     report.items.into_iter().find(|item| item.name == "fences").map(|item| item.detail)
 }
 
-/// A client that cannot be proved dead stays away for a year, and its record says so also after a restart of its host.
+/// A client that cannot be proved dead is fenced for a year, and the record lists the fence also
+/// after a restart of its host.
 pub(super) fn an_own_client_of_a_former_boot_is_fenced_for_a_year(lab: &Lab) {
     let place = place(lab, "fenced-boot");
     let (old, ..) = open_place(place.clone(), &options()).expect("opened");
@@ -314,11 +322,11 @@ pub(super) fn an_own_client_of_a_former_boot_is_fenced_for_a_year(lab: &Lab) {
     assert!(year > 1970 + until(0) / 31_556_952, "{entry}");
     drop(old);
     close(backend, true);
-    // The proof of a restart counts once nothing is under way any more.
+    // The proof of a restart counts only once nothing can be under way any more.
     close(open_place(place.clone(), &options()).expect("free").0, true);
     assert_eq!((record(&place).fenced, fenced_until(lab, &client)), (found, Some(entry)));
 
-    // Ceph prolongs no fence, and shortens none.
+    // Ceph neither prolongs nor shortens a fence.
     let (cluster, _) = place.connect().expect("a client");
     let short = address::Client::to_fence("10.0.0.3:0/79").expect("an address");
     for expire_s in [3600.0, 86_400.0, 60.0] {
@@ -327,7 +335,7 @@ pub(super) fn an_own_client_of_a_former_boot_is_fenced_for_a_year(lab: &Lab) {
     let entry = cluster_entry(&place, "10.0.0.3:0/79");
     assert!((until(3000) as i64..until(3700) as i64).contains(&entry), "{entry}");
 
-    // One whose process is dead for certain, for an hour.
+    // A client whose process is certainly dead is fenced for an hour.
     let (old, ..) = open_place(place.clone(), &options()).expect("opened");
     let (client, listed) = (client_of(&old), record(&place).fenced);
     let (backend, ..) = open_place(place.clone(), &options()).expect("taken back");
@@ -338,7 +346,7 @@ pub(super) fn an_own_client_of_a_former_boot_is_fenced_for_a_year(lab: &Lab) {
     close(backend, true);
 }
 
-/// When the fence of a client falls, as we read it.
+/// When the fence of a client expires, as [`cluster::Blocklisted`] reads it.
 fn cluster_entry(place: &Place, client: &str) -> i64 {
     let (cluster, _) = place.connect().expect("a client");
     let listed = cluster.blocklisted().expect("a list");

@@ -1,9 +1,9 @@
-//! Images with journaling, changes of which are forbidden by a bit of the header instead of the guard.
+//! Images with journaling: a bit of the header forbids changes of them, in place of the guard.
 
 use super::*;
 use std::time::{Duration, Instant};
 
-/// Longest wait for what must not hang.
+/// Longest wait for an open that must not hang.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 fn journaled(lab: &Lab, image: &str) -> Place {
@@ -17,7 +17,8 @@ fn forbidden(place: &Place) -> bool {
     Survey::take(place, &cluster, &pool).expect("a survey").facts.forbidden
 }
 
-/// Of a change whose end was not written down, the journal has it done again, by a handle that may do that.
+/// The journal repeats a change whose end was not recorded, through a handle that may change the
+/// image.
 pub(super) fn what_the_journal_has_of_a_change_is_done_again_by_the_next_open(lab: &Lab) {
     const IMAGE: &str = "replayed";
     let pool = format!("{}-data", lab.pool());
@@ -37,7 +38,8 @@ pub(super) fn what_the_journal_has_of_a_change_is_done_again_by_the_next_open(la
     let (mut backend, ..) = open_place(place.clone(), &options()).expect("opened");
     assert_eq!(write(&mut backend, 1), (Ok(()), false));
 
-    // The image's data cannot be written any more, its header can: the journal has a write that does not end before the change that does.
+    // The image's data can no longer be written, but its header can. So the journal has a write
+    // that does not end before the change that follows it.
     of_pool(&[["size", "2"], ["min_size", "2"]]);
     let mut data = AlignedBuf::zeroed(4096);
     data.fill(2);
@@ -48,7 +50,7 @@ pub(super) fn what_the_journal_has_of_a_change_is_done_again_by_the_next_open(la
     assert_eq!(change_snapshot(&mut backend, "then", SnapshotChange::Protect), Ok(()));
     assert_eq!(backend.io.inflight(), 1, "the write waits");
     assert!(forbidden(&place));
-    // A killed process: its client goes no further once it is fenced.
+    // As after a kill: the process's client can do nothing more once it is fenced.
     std::mem::forget(backend);
     of_pool(&[["size", "1"]]);
 
@@ -63,7 +65,8 @@ pub(super) fn what_the_journal_has_of_a_change_is_done_again_by_the_next_open(la
     assert!(!forbidden(&place));
 }
 
-/// Others who use the moment in which changes are allowed are seen, and what they have spoiled is served no more.
+/// Changes that other clients make while changes are allowed are seen, and an image that they have
+/// damaged is no longer served.
 pub(super) fn what_others_change_in_the_moment_of_a_change_is_seen(lab: &Lab) {
     for (image, resizes) in [("joined", false), ("cut-short", true)] {
         let place = journaled(lab, image);
@@ -103,7 +106,8 @@ pub(super) fn what_others_change_in_the_moment_of_a_change_is_seen(lab: &Lab) {
     }
 }
 
-/// A bit that an image has no use for any more goes with the next open; a host that has given up the image leaves none either.
+/// A bit that an image does not need any more is removed by the next open. Giving up the image
+/// removes it too.
 pub(super) fn a_bit_that_was_left_is_taken_away(lab: &Lab) {
     let place = place(lab, "left-forbidden");
     let (cluster, pool) = place.connect().expect("a second client");
@@ -126,7 +130,8 @@ pub(super) fn a_bit_that_was_left_is_taken_away(lab: &Lab) {
     lab.rbd(&["snap", "create", "--no-progress", "left-forbidden@new"]).expect("everybody may");
 }
 
-/// A handle without a guard is replaced, also if an attempt fails; a client that takes the lock in between is seen.
+/// A handle without a guard is replaced, also after an attempt that failed. A client that takes the
+/// lock in between is seen.
 pub(super) fn a_handle_without_a_guard_is_replaced_and_a_visitor_seen(lab: &Lab) {
     let away = || BackendError::Unavailable { what: "it".into(), why: "no answer".into() };
     let place = journaled(lab, "replaced");
@@ -166,14 +171,14 @@ pub(super) fn a_handle_without_a_guard_is_replaced_and_a_visitor_seen(lab: &Lab)
     assert!(matches!(refused, Some(BackendError::Overwritten { .. })), "{refused:?}");
 }
 
-/// librbd's own persistent cache would have what no other host has.
+/// librbd's own persistent cache would hold data that no other host has.
 pub(super) fn an_image_that_librbd_caches_is_refused(lab: &Lab) {
     let place = place(lab, "cached");
     lab.rbd(&["image-meta", "set", "cached", "conf_rbd_plugins", "parent_cache,pwl_cache"])
         .expect("a setting");
     let refused = open_place(place.clone(), &options()).err().expect("it is refused").to_string();
     assert!(refused.contains("rbd config image remove") && !refused.contains('\n'), "{refused}");
-    // Where librbd has no such plugin, `rbd` cannot open the image to take it away.
+    // Where librbd has no such plugin, `rbd` cannot open the image to remove the setting.
     let (cluster, pool) = place.connect().expect("a client");
     let id = place.image_id(&cluster, &pool).expect("an id");
     let header = format!("rbd_header.{id}");

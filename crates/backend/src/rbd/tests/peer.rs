@@ -1,4 +1,5 @@
-//! The second copy's part in the ownership: the record as witness, and an image that changes hands while its owner lives.
+//! The second copy's part in the ownership: the record as witness, and an image that is taken over
+//! while its owner is alive.
 
 use super::*;
 use crate::record::{Copies, Peer, boot_id};
@@ -26,7 +27,7 @@ fn set_peer(backend: &mut RbdBackend, peer: Option<Peer>) -> Result<(), IoError>
     outcome(backend)
 }
 
-/// An owner in sync, with what was written by it.
+/// An owner in sync that has written a block, and its generation.
 pub(super) fn in_sync(place: &Place) -> (RbdBackend, u64) {
     let (mut backend, generation, _) = open_place(place.clone(), &options()).expect("opened");
     assert_eq!(write(&mut backend, 1).0, Ok(()));
@@ -48,7 +49,7 @@ pub(super) fn by_peer(generation: u64) -> OpenOptions {
     OpenOptions { generation: Some(generation), dirty: true, ..other() }
 }
 
-/// Puts a record in the place of what stands there.
+/// Replaces the record by a changed one.
 pub(super) fn forge(place: &Place, change: impl FnOnce(Ownership) -> Ownership) {
     let (cluster, pool) = place.connect().expect("a client");
     let mut survey = Survey::take(place, &cluster, &pool).expect("a survey");
@@ -56,12 +57,12 @@ pub(super) fn forge(place: &Place, change: impl FnOnce(Ownership) -> Ownership) 
     survey.owner.swap(&pool, &record).expect("a record");
 }
 
-/// The first byte of the image, read by a client of its own.
+/// The first byte of the image, read by a separate client.
 fn first_byte(place: &Place) -> u8 {
     let (mut backend, ..) =
         open_place(place.clone(), &OpenOptions { read_only: true, ..other() }).expect("read");
     let mut data = AlignedBuf::zeroed(4096);
-    // SAFETY: nobody else looks at the data until the outcome is there.
+    // SAFETY: nothing else uses the data until the outcome is there.
     unsafe { backend.submit(1, Transfer::Read { offset: 0, ptr: data.as_mut_ptr(), len: 4096 }) };
     outcome(&mut backend).expect("a read");
     data[0]
@@ -78,11 +79,11 @@ pub(super) fn a_peer_is_named_and_forgotten(lab: &Lab) {
     }
     let unsound = Peer { host: "a\nb".into(), ..other_as_peer() };
     assert_eq!(set_peer(&mut backend, Some(unsound)), Err(IoError::Errno(libc::EINVAL)));
-    // Whatever else is written into the record leaves it alone: here the mark of a handle that is replaced.
+    // Other changes of the record keep the peer; here it is the mark of a handle that is replaced.
     refresh_handles(&place);
     assert!((0..5).all(|_| write(&mut backend, 2).0 == Ok(())));
     assert_eq!(record(&place).peer, Some(other_as_peer()));
-    // Both at once, and with a handle that is replaced.
+    // Changes of both kinds at once, while a handle is replaced.
     refresh_handles(&place);
     backend.io.image.as_ref().expect("a handle").sizes().expect("a refresh");
     let data = AlignedBuf::zeroed(4096);
@@ -119,7 +120,7 @@ pub(super) fn a_release_forgets_the_peer_unless_data_stays_behind(lab: &Lab) {
     assert!(continuity.proven, "{}", continuity.reason);
     assert_eq!(record(&place).peer, None, "an open begins alone");
     close(backend, true);
-    // What was stopped is taken over as well, and what is clean is not.
+    // An image that was stopped with dirty data can be taken over too; a clean image cannot.
     assert!(matches!(take_over(&place, record(&place).generation, false), Err(BackendError::NotPeer { .. })));
     let (backend, generation) = in_sync(&place);
     close(backend, false);
@@ -129,7 +130,8 @@ pub(super) fn a_release_forgets_the_peer_unless_data_stays_behind(lab: &Lab) {
     close(backend, true);
 }
 
-/// An outcome that nobody has seen: another change of the record follows from what stands there.
+/// The outcome of a change is lost: the next change of the record continues from what the record
+/// says.
 pub(super) fn an_unknown_outcome_is_found_out(lab: &Lab) {
     let place = place(lab, "unknown");
     let (mut backend, _) = in_sync(&place);
@@ -145,7 +147,7 @@ pub(super) fn an_unknown_outcome_is_found_out(lab: &Lab) {
         assert_eq!(set_peer(&mut backend, None), Err(IoError::Errno(libc::EIO)));
         nothing_more();
         assert_eq!(record(&place).peer.is_some(), !made);
-        // A handle that is replaced must not bring back who was named.
+        // Replacing a handle must not bring the former peer back.
         refresh_handles(&place);
         assert!((0..5).all(|_| write(&mut backend, 2).0 == Ok(())));
         assert_eq!(record(&place).peer.is_some(), !made);
@@ -156,7 +158,7 @@ pub(super) fn an_unknown_outcome_is_found_out(lab: &Lab) {
     }
     close(backend, false);
     assert_eq!(record(&place).peer, None, "as it stands there");
-    // Somebody else changes something of our record in between: it is read again.
+    // Another client changes something in our record in between: the record is read again.
     let (mut backend, _) = in_sync(&place);
     let changed = place.clone();
     let mut left = 2;
@@ -178,7 +180,7 @@ pub(super) fn an_owner_whose_record_was_taken_names_nobody(lab: &Lab) {
     for between in [false, true] {
         let (mut backend, generation) = in_sync(&place);
         match between {
-            // After it has read the record.
+            // After the change has read the record.
             true => {
                 let taken = place.clone();
                 at(Point::Naming, move || take_over(&taken, generation, false).map(drop));
@@ -242,7 +244,8 @@ pub(super) fn a_peer_takes_over_from_exactly_one_state(lab: &Lab) {
     close(open_place(place.clone(), &by_peer(generation)).expect("opened").0, true);
 }
 
-/// The owner is alive and has everything open: it is fenced, its lock is broken, and it cannot write any more.
+/// The owner is alive and has everything open. It is fenced, its lock is broken, and it cannot
+/// write any more.
 pub(super) fn what_is_taken_over_from_a_living_owner_is_fenced_from_it(lab: &Lab) {
     let place = place(lab, "taken-alive");
     for restarted in [false, true] {
@@ -280,7 +283,8 @@ pub(super) fn uri(lab: &Lab, place: &Place) -> BackendUri {
     lab.uri(&place.image).parse().expect("a URI")
 }
 
-/// The fence of a former owner stands for a year, whatever becomes of the attempts to open the image.
+/// The fence of a former owner lasts for a year, whatever happens to the attempts to open the
+/// image.
 pub(super) fn an_open_after_a_takeover_can_be_cut_short_anywhere(lab: &Lab) {
     let place = place(lab, "taken-cut");
     let (mut old, generation) = in_sync(&place);
@@ -293,7 +297,8 @@ pub(super) fn an_open_after_a_takeover_can_be_cut_short_anywhere(lab: &Lab) {
     };
     let uuid = Uuid::from_bytes(other().cache_uuid);
     assert!(survey().own_fence_s(uuid) > 364.0 * 86_400.0);
-    // With more claims than there is room for: one is dropped, and everybody is fenced before.
+    // There are more claims than the record has room for: one is dropped, after every client was
+    // fenced.
     let claims: Vec<String> = (1..=8).map(|nonce| format!("10.0.0.1:0/{nonce}")).collect();
     forge(&place, |record| Ownership { claims: claims.clone(), ..record });
     cut(Point::Claimed);
@@ -321,7 +326,7 @@ pub(super) fn an_open_after_a_takeover_can_be_cut_short_anywhere(lab: &Lab) {
     close(new, true);
 }
 
-/// Both want the image at the same moment: the owner that comes back and its peer.
+/// The owner that comes back and its peer open the image at the same moment.
 pub(super) fn an_owner_that_comes_back_and_its_peer_do_not_both_get_the_image(lab: &Lab) {
     let place = place(lab, "both-at-once");
     for point in [Point::Claimed, Point::Lifted, Point::Guarded] {
@@ -362,7 +367,8 @@ pub(super) fn an_owner_in_sync_comes_back_alone_only_on_the_same_boot(lab: &Lab)
     close(open_place(place, &asked).expect("its peer was asked").0, true);
 }
 
-/// What the former owner has committed is in the peer's log, or the peer must not have the image.
+/// The peer's log must contain what the former owner has committed, otherwise the peer must not
+/// have the image.
 pub(super) fn the_former_owners_redo_is_looked_at_when_it_is_fenced(lab: &Lab) {
     let place = place(lab, "taken-redo");
     let grouped = |options: OpenOptions| OpenOptions { grouped: true, ..options };
@@ -381,7 +387,7 @@ pub(super) fn the_former_owners_redo_is_looked_at_when_it_is_fenced(lab: &Lab) {
     let behind = open_place(place.clone(), &holds(9)).err();
     assert!(matches!(behind, Some(BackendError::Behind { .. })), "{behind:?}");
     assert_eq!(commit(&mut old, 20), Ok(()), "nobody has fenced it");
-    // What it commits in the last moment.
+    // A commit at the last moment.
     let (give, taken) = mpsc::channel();
     let mut last = Some((old, give));
     at(Point::Fencing, move || {

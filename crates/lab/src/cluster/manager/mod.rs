@@ -1,15 +1,16 @@
-//! The modules of a cluster's manager, which do nothing.
+//! Modules for a cluster's manager that do nothing.
 //!
-//! A manager without those that are always on says that its cluster is not healthy. Ceph's own take longer to load than all the rest of
-//! a cluster's start, compute beside what is measured, and do not load at all on Debian 13, whose Python libraries refuse to be loaded
-//! once for each module.
+//! Without the modules that are always on, the manager reports that the cluster is not healthy.
+//! Ceph's own modules take longer to load than all the rest of a cluster's start. They compute
+//! during measurements. They do not load at all on Debian 13, whose Python libraries refuse to be
+//! loaded once for each module.
 
 use std::fs;
 use std::path::Path;
 
 use super::{ClusterError, io};
 
-/// Those that are always on, or on in a new cluster, in Ceph 16 to 19.
+/// The modules that are always on, or on in a new cluster, in Ceph 16 to 19.
 const NAMES: [&str; 13] = [
     "balancer",
     "crash",
@@ -26,7 +27,7 @@ const NAMES: [&str; 13] = [
     "volumes",
 ];
 
-/// Makes them in `dir`, which is new.
+/// Makes the modules in `dir`, which is new.
 pub(super) fn make_modules(dir: &Path) -> Result<(), ClusterError> {
     let write = |path: &Path, text: &str| {
         let directory = path.parent().unwrap_or(dir);

@@ -4,18 +4,18 @@ use crate::events::ledger::compare;
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex};
 
-/// What a server of an export does with a request.
+/// How a server of an export handles a request.
 #[derive(Clone, Copy, PartialEq)]
 enum Mood {
     Serve,
     Fail,
-    /// It gives no answer.
+    /// Gives no answer.
     Sulk,
-    /// It says that it has written and has not.
+    /// Answers that it has written, without writing.
     Lie,
 }
 
-/// A server of one export, its content, and what it does.
+/// A server of one export, its content and its behaviour.
 struct Server {
     image: Arc<Mutex<Vec<u8>>>,
     mood: Arc<Mutex<Mood>>,
@@ -45,7 +45,7 @@ fn answer(mut stream: UnixStream, image: &Mutex<Vec<u8>>, mood: &Mutex<Mood>) ->
         .concat()
     };
     stream.write_all(&greeting).ok()?;
-    // Flags, the option with its length, and as many bytes as that says.
+    // Flags, the option and the length of its data; then the data.
     let mut head = [0; 20];
     stream.read_exact(&mut head).ok()?;
     let mut rest = vec![0; u32::from_be_bytes(head[16..].try_into().ok()?) as usize];
@@ -82,7 +82,8 @@ fn answer(mut stream: UnixStream, image: &Mutex<Vec<u8>>, mood: &Mutex<Mood>) ->
 
 const SET_BYTES: u64 = 64 << 10;
 
-/// What a client of that server gets in two seconds, of which it is in another mood after the first one.
+/// What a client of the server gets in two seconds. The server changes its behaviour to `mood`
+/// after the first second.
 fn seen(mood: Mood, read_percent: u8) -> (Vec<Client>, Vec<u8>) {
     let scratch = crate::Scratch::new("event-client").expect("a directory");
     let socket = scratch.join("nbd");

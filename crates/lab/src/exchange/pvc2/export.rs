@@ -1,4 +1,4 @@
-//! Writes a record for each cluster of a placement and a size on which all jobs were measured.
+//! Writes one record for each cluster of a placement and a size on which all jobs were measured.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,65 +10,67 @@ use crate::results::{Results, Run};
 use crate::stats::objections;
 use crate::suite::ClusterSize;
 
-/// Of which cells a record is to be; what is not said is taken if there is one.
+/// Which cells are exported. A field that is None allows every value; one placement and one size
+/// have to remain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wanted {
     /// The placement.
     pub placement: Option<String>,
     /// Disks of the cluster.
     pub disks: Option<u32>,
-    /// OSDs on each.
+    /// OSDs on each disk.
     pub osds_per_disk: Option<u32>,
 }
 
-/// Records, and what they cannot say.
+/// Records, and what the format cannot say of them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Exported {
-    /// The list, as the format has it.
+    /// The list of records, in the format.
     pub records: Vec<Value>,
-    /// What somebody who uses them has to know, a sentence each.
+    /// What users of the records have to know, one sentence each.
     pub notes: Vec<String>,
 }
 
 /// Why nothing is written.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ExportError {
-    /// The suite does not measure what the format has.
+    /// The suite does not measure all jobs of the format.
     #[error("the suite {suite} does not measure all jobs of the format with one client; it lacks {missing}")]
     NoJobs {
-        /// Its name.
+        /// Name of the suite.
         suite: String,
-        /// Names of jobs.
+        /// Names of the missing jobs.
         missing: String,
     },
-    /// Nothing is what was wanted.
+    /// No cell that was measured is wanted.
     #[error("nothing of that was measured; there are {there}")]
     Nothing {
-        /// What there is.
+        /// The placements and sizes that were measured.
         there: String,
     },
-    /// More than one thing is what was wanted.
+    /// Several placements or sizes are wanted.
     #[error(
         "a record is of one placement and one size: choose with --placement, --disks and --osds-per-disk among {there}"
     )]
     Ambiguous {
-        /// What there is.
+        /// The placements and sizes that are wanted.
         there: String,
     },
-    /// Reports of fio were not kept.
+    /// Reports of fio, or the memory that was used, were not recorded.
     #[error(
         "the results hold no reports of fio, which the format wants whole, or not what memory was used: run the suite again"
     )]
     NoReports,
-    /// No cluster has all jobs.
+    /// No cluster has a run that counts of every job.
     #[error("no cluster has a run that counts of every job; {why}")]
     Incomplete {
-        /// What the first one lacks.
+        /// What the first cluster lacks.
         why: String,
     },
 }
 
-/// The job of a run, if it is one: with one client and no neighbours, and with devices slowed by the ground's factor.
+/// The job of a run, if the run does one: with one client, without neighbours, and with the
+/// ground's copies and factor.
 fn job(results: &Results, run: &Run) -> Option<Job> {
     let workload = results.suite.workload(&run.cell.workload)?;
     let is = |job: &&Job| job.is(workload, run.cell.depth);
@@ -81,16 +83,17 @@ fn size(run: &Run) -> ClusterSize {
     ClusterSize { disks: run.cell.disks, osds_per_disk: run.cell.osds_per_disk }
 }
 
-/// Names that a list of choices has.
+/// Placements and sizes as a list of choices.
 fn listed(sets: &BTreeSet<(&str, ClusterSize)>) -> String {
     let one = |(placement, size): &(&str, ClusterSize)| format!("{placement} on {size}");
     sets.iter().map(one).collect::<Vec<String>>().join("; ")
 }
 
-/// The records of what is wanted.
+/// The records of the cells that are wanted.
 ///
 /// # Errors
-/// When that is nothing, or several things, or cannot be said in the format.
+/// When no cell is wanted, cells of several placements or sizes are wanted, or the cells cannot be
+/// written in the format.
 pub fn export(results: &Results, wanted: &Wanted) -> Result<Exported, ExportError> {
     let suite = &results.suite;
     let measured = |job: &&Job| {
@@ -113,7 +116,7 @@ pub fn export(results: &Results, wanted: &Wanted) -> Result<Exported, ExportErro
             && wanted.osds_per_disk.is_none_or(|osds| osds == size.osds_per_disk)
     };
     let chosen: BTreeSet<(&str, ClusterSize)> = sets.iter().copied().filter(is_wanted).collect();
-    // The baseline's control lacks jobs, and is nothing that somebody means who does not name it.
+    // The baseline's control lacks jobs. A user who does not name the control does not mean it.
     let whole: BTreeSet<(&str, ClusterSize)> =
         chosen.iter().copied().filter(|(name, _)| suite.placements.iter().any(|own| own == name)).collect();
     let chosen = if whole.is_empty() { chosen } else { whole };
@@ -131,7 +134,7 @@ pub fn export(results: &Results, wanted: &Wanted) -> Result<Exported, ExportErro
     records(results, &clusters)
 }
 
-/// A record of each cluster that has all jobs.
+/// One record for each cluster that has all jobs.
 fn records(
     results: &Results,
     clusters: &BTreeMap<(u32, u32), Vec<(&Run, Job)>>,
@@ -180,7 +183,8 @@ fn records(
     Ok(Exported { records, notes })
 }
 
-/// A job's part of a record: fio's report, and beside it what was used. None where either is not there.
+/// A job's part of a record: fio's report, and beside it the processors, memory and network that
+/// were used. None where fio's report, the samples or the use of memory are missing.
 fn result(results: &Results, run: &Run) -> Option<Value> {
     let means = Means::of(&run.samples, &results.machine)?;
     let mut fields = run.fio.first()?.as_object()?.clone();

@@ -1,7 +1,8 @@
-//! Reads records, and puts cells of ours beside them that do the same.
+//! Reads records, and finds the lab's cells that do the jobs of the format.
 //!
-//! Nothing is concluded from the two together. A record is one run on one cluster of which nothing is known, so that it has no interval, and to
-//! make a results document of it would invent a testbed.
+//! Nothing is concluded from a record and a cell together. A record is one run on a cluster of
+//! which nothing is known, so it has no interval. A results document made of it would have an
+//! invented testbed.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -13,56 +14,57 @@ use crate::stats::{self, Setting, Summary};
 use crate::suite::ClusterSize;
 use crate::words;
 
-/// Formats whose jobs have fio's reports; the older one has nothing beside them.
+/// Formats that can be read. The jobs of both have fio's reports; format 1 has nothing beside them.
 const READABLE: [u64; 2] = [1, 2];
-/// Where less than this part of what was read has come over the network, it has come from nowhere, or from the node itself.
+/// Least part of what was read that has to come in over the network. With less, the data came from
+/// nowhere, or from the node itself.
 const OVER_NETWORK_MIN: f64 = 0.1;
 
-/// Why a text holds no records.
+/// Why a text gives no records.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    /// It is not JSON.
+    /// The text is not JSON.
     #[error("{name} is not JSON: {source}")]
     NotJson {
         /// The file.
         name: String,
-        /// Where it is not.
+        /// Where and why the text is not JSON.
         source: serde_json::Error,
     },
-    /// It is something else.
+    /// The text is JSON, but holds no records that can be read.
     #[error("{name} holds no records of pvc: {what}")]
     Other {
         /// The file.
         name: String,
-        /// What is wrong with it.
+        /// What is wrong with the content.
         what: String,
     },
 }
 
-/// What records say.
+/// The content of records.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Imported {
-    /// Each benchmark that has ended.
+    /// Each benchmark that has ended and has a known job.
     pub benchmarks: Vec<Benchmark>,
-    /// What was left out, a sentence each.
+    /// What was left out, one sentence each.
     pub left_out: Vec<String>,
 }
 
 /// A benchmark.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Benchmark {
-    /// Its name, as the record has it.
+    /// Name of the benchmark, as the record has it.
     pub job: String,
     /// The format of the record.
     pub test_format: u64,
-    /// Its jobs, in their order.
+    /// The jobs of the benchmark, in the order of [`JOBS`].
     pub jobs: Vec<JobRow>,
 }
 
 /// The figures of a job.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct JobRow {
-    /// Its name in the format.
+    /// Name of the job in the format.
     pub job: String,
     /// Requests per second.
     pub iops: f64,
@@ -70,35 +72,36 @@ pub struct JobRow {
     pub bytes_per_s: f64,
     /// Mean latency in microseconds.
     pub mean_us: f64,
-    /// 99th percentile of the latency in microseconds, if it is told.
+    /// 99th percentile of the latency in microseconds, if it is known.
     pub p99_us: Option<f64>,
-    /// Processors.
+    /// Processors that were used, in percent of all.
     pub cpu: Option<Parts>,
-    /// Memory.
+    /// Memory that was used, in percent of the machine's.
     pub memory: Option<Parts>,
-    /// Network of one node: that of the client where it is ours.
+    /// Network traffic of one node. For a cell of the lab this is the client's node.
     pub network: Option<Flow>,
-    /// What makes the figure doubtful, a sentence each.
+    /// Why the figures are doubtful, one sentence each.
     pub remarks: Vec<String>,
 }
 
-/// Cells of ours that do what a job does.
+/// Cells of the lab that do what a job does.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Beside {
     /// The placement.
     pub placement: String,
-    /// The size of its clusters.
+    /// The size of the placement's clusters.
     pub size: ClusterSize,
-    /// Its figures, means over the clusters.
+    /// Figures of the cells: requests and mean latency are means over the clusters, the 99th
+    /// percentile is of all repeats together, the use of resources is the mean over the runs.
     pub row: JobRow,
-    /// Clusters that count.
+    /// Number of clusters that count.
     pub clusters: usize,
 }
 
 /// Reads records from the text of the file `name`.
 ///
 /// # Errors
-/// When it holds something else.
+/// When the text is something else.
 pub fn parse(name: &str, text: &[u8]) -> Result<Imported, ImportError> {
     let other = |what: String| ImportError::Other { name: name.into(), what };
     let value: Value =
@@ -130,7 +133,7 @@ pub fn parse(name: &str, text: &[u8]) -> Result<Imported, ImportError> {
     Ok(imported)
 }
 
-/// The jobs of a record that are known, in their order.
+/// The known jobs of a record, in the order of [`JOBS`].
 fn jobs(result: &Map<String, Value>, left_out: &mut Vec<String>) -> Result<Vec<JobRow>, String> {
     let mut rows = Vec::new();
     for job in &JOBS {
@@ -145,7 +148,7 @@ fn jobs(result: &Map<String, Value>, left_out: &mut Vec<String>) -> Result<Vec<J
     Ok(rows)
 }
 
-/// What a job has done. None if it has done nothing.
+/// The figures of a job. None if the job read or wrote nothing.
 fn row(job: &Job, result: &Value) -> Result<Option<JobRow>, String> {
     let report = &result["jobs"][0];
     let reads = job.rw.ends_with("read");
@@ -189,8 +192,8 @@ fn row(job: &Job, result: &Value) -> Result<Option<JobRow>, String> {
     Ok(Some(row))
 }
 
-/// Cells of these results that do what the jobs of the format do, with one client: those that count, by job, placement and size. None where
-/// neighbours were busy beside the client.
+/// Cells of these results that count and do what the jobs of the format do, with one client, in the
+/// order of the jobs. Empty if the suite's ground has neighbours, which run beside the client.
 pub fn beside(results: &Results) -> Vec<Beside> {
     let mut found = Vec::new();
     if results.suite.ground.neighbours.is_some() {
@@ -209,7 +212,7 @@ pub fn beside(results: &Results) -> Vec<Beside> {
     found
 }
 
-/// What a placement has in a setting. None if no run of it counts.
+/// Figures of a placement in a setting. None if no run of the placement counts.
 fn ours(results: &Results, job: &Job, placement: &str, setting: &Setting) -> Option<Beside> {
     let runs = stats::runs(results, placement, setting);
     let Summary { iops, mean_us, p99_us, lower_bound, .. } = stats::summary(&runs);

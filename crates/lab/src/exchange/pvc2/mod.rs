@@ -1,8 +1,10 @@
-//! The records of `pvc storage benchmark` (Parallel Virtual Cluster), format 2: a list of benchmarks, each with eight jobs of one client. What a
-//! job has is fio's whole report, and beside it what processors, memory and network were used on average.
+//! The records of `pvc storage benchmark` (Parallel Virtual Cluster), format 2: a list of
+//! benchmarks, each with eight jobs of one client. A job holds fio's whole report, and the mean use
+//! of processors, memory and network.
 //!
-//! A record has no repeats and says nothing of its cluster, so that nothing can be concluded from one: each cluster of ours is a record of its
-//! own, and a record of others stands beside our cells and is not compared with them.
+//! A record has no repeats and says nothing of its cluster, so nothing can be concluded from a
+//! single record. Each cluster of the lab is therefore written as a record of its own. A record of
+//! another program stands beside the lab's cells and is not compared with them.
 
 mod export;
 mod import;
@@ -14,15 +16,15 @@ use crate::suite::{Caches, Guest, Workload};
 pub use export::{ExportError, Exported, Wanted, export};
 pub use import::{Benchmark, Beside, ImportError, Imported, JobRow, beside, parse};
 
-/// The format that is written.
+/// The format that this program writes.
 pub const TEST_FORMAT: u64 = 2;
 
 /// A job of the format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Job {
-    /// Its name.
+    /// Name of the job.
     pub name: &'static str,
-    /// What it does, as fio calls it.
+    /// Access pattern, as fio calls it.
     pub rw: &'static str,
     /// Bytes of a request.
     pub block_bytes: u64,
@@ -50,7 +52,7 @@ pub static JOBS: [Job; 8] = [
 ];
 
 impl Job {
-    /// A workload does the same at that depth, by whatever name.
+    /// The workload at this depth makes the load of the job, whatever the workload's name is.
     pub fn is(&self, workload: &Workload, depth: u32) -> bool {
         (workload.rw.as_str(), workload.block_bytes, depth, workload.jobs)
             == (self.rw, self.block_bytes, self.depth, 1)
@@ -58,10 +60,11 @@ impl Job {
     }
 }
 
-/// The node of the client, which is the one whose network a record has.
+/// The client's node, whose network a record has.
 const CLIENT: &str = "client";
 
-/// What the client's node has carried, or where there is none the loopback interface.
+/// What the client's node sent and received; where there is no such node, what the loopback
+/// interface carried.
 fn client(means: &Means) -> Option<Flow> {
     means.network.get(CLIENT).or_else(|| means.network.get("lo")).copied()
 }

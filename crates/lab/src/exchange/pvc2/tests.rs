@@ -5,7 +5,8 @@ use crate::results::{Results, Run};
 use crate::suite::Suite;
 use crate::synthetic;
 
-/// A report of fio in which a job did so much, of the fields that readers of the format look at.
+/// A report of fio for a job with `iops` requests per second, with the fields that readers of the
+/// format use.
 fn report(job: &Job, iops: f64) -> Value {
     let bytes_per_s = iops * job.block_bytes as f64;
     let mean_ns = f64::from(job.depth) / iops * 1e9;
@@ -176,7 +177,8 @@ fn what_came_from_nowhere_is_doubted() {
     let found = parse("r.json", &serde_json::to_vec(&records).expect("plain data")).expect("records");
     let remarks = |record: usize, job: usize| &found.benchmarks[record].jobs[job].remarks;
     assert!(remarks(0, 0)[0].contains("never written is read from nowhere"), "{:?}", remarks(0, 0));
-    // Samples here carry no more than 4 KiB requests need, so that jobs of 4 MiB are doubted as well, and writes never.
+    // Samples here carry no more than 4 KiB requests need, so reads of 4 MiB are doubted as well,
+    // and writes never.
     assert!(remarks(0, 4).is_empty() && remarks(0, 1).is_empty());
 }
 
@@ -190,7 +192,8 @@ fn cells_of_ours_stand_beside_the_job_that_they_do() {
         assert!((row.iops / mean - 1.0).abs() < 1e-9, "{row:?}");
         assert_eq!((placement.as_str(), *clusters), ("bluestore-colocated", 2));
     }
-    // Another suite does some of it under another name, and with a guest that never flushes something else.
+    // Another suite does some of the jobs under other names. With a guest that never flushes, no
+    // workload does a job.
     let mut other = synthetic::which_side();
     let doing: Vec<String> = beside(&other).into_iter().map(|found| found.row.job).collect();
     assert!(!doing.is_empty() && doing.iter().all(|job| job.ends_with("_4K_lowdepth")), "{doing:?}");

@@ -1,8 +1,10 @@
 //! bcache in a guest.
 //!
-//! What bcache counts itself (hits, misses, what went past it) it adds up every 14 seconds only: these figures are those of a while ago, and are
-//! not told. Hits and misses in blocks are what the kernel counts of the disks: what was read from bcache's device and not from the disk below
-//! it is a hit, and what was read from that a miss. Nothing else reads from the disk: what is written back comes from the SSD.
+//! bcache updates its own counters (hits, misses, bypassed requests) only every 14 seconds. So
+//! these counters are out of date, and are not reported. Hits and misses in blocks come from the
+//! kernel's counters of the disks: what was read from bcache's device and not from the disk below
+//! it is a hit, and what was read from that disk is a miss. Nothing else reads from that disk:
+//! blocks that are written back are read from the SSD.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -13,30 +15,34 @@ use serde_json::{Map, Value, json};
 use super::{BLOCK_BYTES, Below, COMMAND_LIMIT, numbers, traffic};
 use crate::guest::{Guest, GuestError};
 
-/// As bcache is unless somebody sets it up: what is sequential goes past it, and everything when it finds its SSD slow.
+/// bcache with its defaults: sequential requests bypass the cache, and all requests do when bcache
+/// finds its SSD slow.
 pub(super) static AS_IT_COMES: Bcache = Bcache { never_past: false };
-/// Nothing goes past it, as `lab plan` sets it up.
+/// Nothing bypasses the cache, as `lab plan` configures bcache.
 pub(super) static NEVER_PAST: Bcache = Bcache { never_past: true };
 
-/// Its device, and where it tells of itself.
+/// bcache's device, and the directory with its settings.
 const DEVICE: &str = "/dev/bcache0";
 const SETTINGS: &str = "/sys/block/bcache0/bcache";
-/// Where devices are registered.
+/// The file by which devices are registered.
 const REGISTER: &str = "/sys/fs/bcache/register";
-/// What has to be 0 so that nothing goes past it, and what it is by itself: bytes in order, and microseconds that the SSD takes.
+/// Settings that have to be 0 so that nothing bypasses the cache, each with its default: bytes of a
+/// sequential stream, and latencies of the SSD in microseconds.
 const PAST: [(&str, u64); 3] = [
     ("sequential_cutoff", 4 << 20),
     ("cache/congested_read_threshold_us", 2_000),
     ("cache/congested_write_threshold_us", 20_000),
 ];
-/// Other settings that are told.
+/// Other settings that the proof contains.
 const TOLD: [&str; 5] =
     ["cache_mode", "state", "writeback_percent", "writeback_delay", "cache/cache0/cache_replacement_policy"];
-/// Seconds that it rests after it has written everything back; 30 unless set, which each drain would have to wait for.
+/// Seconds that bcache pauses after it has written everything back. The default is 30 seconds, for
+/// which each drain would have to wait.
 const REST_S: &str = "1";
-/// Part of the cache in percent that may be dirty before it writes back at more than the least rate, as it comes.
+/// bcache's default: the part of the cache in percent that may be dirty before bcache writes back
+/// faster than at its least rate.
 const DIRTY_PERCENT: &str = "10";
-/// Longest wait for its device.
+/// Longest wait for bcache's device.
 const APPEAR_LIMIT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(20);
 
@@ -46,12 +52,12 @@ pub(super) struct Bcache {
 }
 
 impl Bcache {
-    /// What a setting of [`PAST`] is to be that is `usual` by itself.
+    /// The wanted value of a setting of [`PAST`] with the default `usual`.
     fn wanted(&self, usual: u64) -> u64 {
         if self.never_past { 0 } else { usual }
     }
 
-    /// The first setting of [`PAST`] that is not what it is to be.
+    /// An error message for the first setting of [`PAST`] that does not have its wanted value.
     fn lets_past(&self, told: &HashMap<String, String>) -> Option<String> {
         let of = |name: &str| told.get(name).map(String::as_str).unwrap_or("nothing");
         let wrong = PAST.iter().find(|(name, usual)| human(of(name)) != Some(self.wanted(*usual)));
@@ -63,7 +69,7 @@ fn path(setting: &str) -> String {
     format!("{SETTINGS}/{setting}")
 }
 
-/// What it says of some settings.
+/// The values of some settings, by name.
 fn settings(guest: &Guest, names: &[&str]) -> Result<HashMap<String, String>, GuestError> {
     let paths: Vec<String> = names.iter().map(|name| path(name)).collect();
     let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
@@ -110,11 +116,11 @@ impl Below for Bcache {
         if self.never_past {
             self.take_all(guest, true)?;
         } else if let Some(what) = self.lets_past(&settings(guest, &PAST.map(|(name, _)| name))?) {
-            // It comes in another way than is known of it.
+            // bcache's defaults differ from those in `PAST`.
             return Err(GuestError::Refused(what));
         }
         guest.write(&path("writeback_delay"), REST_S)?;
-        // Until the disks are filled nothing that is written stays in the cache.
+        // Until the disks are filled, no write stays in the cache.
         guest.write(&path("cache_mode"), "writearound")?;
         Ok(DEVICE.into())
     }
@@ -164,14 +170,15 @@ impl Below for Bcache {
     }
 }
 
-/// Dirty bytes. The last of them count until the disk's superblock says that it is clean.
+/// Dirty bytes. At least 1 until bcache's state is `clean`: only then does the disk's superblock
+/// say that nothing is dirty.
 fn dirty(dirty_data: &str, state: &str) -> Result<u64, GuestError> {
     let bytes = human(dirty_data)
         .ok_or_else(|| GuestError::Refused("bcache does not say how much is dirty".into()))?;
     Ok(if state == "clean" { bytes } else { bytes.max(1) })
 }
 
-/// What is not as it is to be while it caches.
+/// An error message if bcache's mode or state is wrong for a cache in write-back.
 fn fault(told: &HashMap<String, String>) -> Option<String> {
     let of = |name: &str| told.get(name).map(String::as_str).unwrap_or("nothing");
     let mode = of("cache_mode").split('[').nth(1).and_then(|rest| rest.split(']').next());
@@ -182,7 +189,8 @@ fn fault(told: &HashMap<String, String>) -> Option<String> {
     (!["clean", "dirty"].contains(&state)).then(|| format!("bcache's state is {state}"))
 }
 
-/// A number of bytes as bcache writes it, such as `4.0M`, to the digit that it tells.
+/// Parses a number of bytes as bcache prints it, such as `4.0M`. The result is exact to the digits
+/// that are printed.
 fn human(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text.trim_end_matches(|unit: char| unit.is_ascii_alphabetic());

@@ -1,5 +1,7 @@
-//! Below the OSDs: caches of Linux's own, which want a kernel that has them. Each OSD is in a guest with such a kernel. Beside them stand what they
-//! are compared with: the same guest without a cache, with an SSD in the place of the disk, and with Tidepool in front of its disk.
+//! Placements below the OSDs with caches of Linux, which need a kernel that has these caches. Each
+//! OSD runs in a guest with such a kernel. The placements with which these caches are compared are
+//! here, too: such a guest without a cache (a control), with an SSD instead of the disk (a bound),
+//! and with Tidepool in front of the disk.
 
 mod bcache;
 mod nothing;
@@ -29,70 +31,73 @@ pub(super) static OSD_BCACHE_DEFAULT: Guests =
 pub(super) static OSD_WRITECACHE: Guests =
     Guests { name: "osd-dm-writecache", below: &writecache::Writecache };
 
-/// Memory of a guest: what an OSD takes, and its kernel.
+/// Memory of a guest in bytes: for an OSD and the guest's kernel.
 const MEMORY_BYTES: u64 = 2 << 30;
-/// How often a drain is looked at.
+/// How often a drain's progress is read.
 const POLL: Duration = Duration::from_millis(100);
 /// Longest drain with devices that answer at once.
 const HURRIED_LIMIT: Duration = Duration::from_secs(300);
 /// Longest run of a command that prepares a cache.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
-/// Sizes of caches are multiples of this, in bytes.
+/// Unit of the sizes of caches, in bytes.
 const CACHE_UNIT_BYTES: u64 = 1 << 20;
-/// Bytes in which caches count hits and misses.
+/// Unit in which caches count hits and misses, in bytes.
 const BLOCK_BYTES: u64 = 4096;
-/// Unit of what the kernel counts of a disk.
+/// Unit in which the kernel counts what a disk has transferred, in bytes.
 const SECTOR_BYTES: u64 = 512;
 
-/// What is between an OSD and its disk in a guest.
+/// The layer between an OSD and its disk in a guest.
 trait Below: Debug + Sync {
-    /// What it is, in a few words.
+    /// A description of the layer, in a few words.
     fn what(&self) -> &'static str;
-    /// A program that it takes, and the package that brings it.
+    /// A program that the layer needs, and the package that contains the program.
     fn needs(&self) -> Option<(&'static str, &'static str)> {
         None
     }
-    /// Modules of the guest's kernel.
+    /// Modules of the guest's kernel that the layer needs.
     fn modules(&self) -> &'static [&'static str] {
         &[]
     }
-    /// It is a cache on an SSD.
+    /// Whether the layer is a cache on an SSD.
     fn caches(&self) -> bool {
         true
     }
-    /// It keeps blocks that have been read.
+    /// Whether the layer keeps blocks that have been read.
     fn caches_reads(&self) -> bool {
         false
     }
-    /// OSDs have their data on the SSD's class.
+    /// Whether the OSDs have their data on devices of the SSD's class.
     fn disks_are_ssds(&self) -> bool {
         false
     }
-    /// Puts it between; returns the device for the OSD. What is written does not stay in it before [`Below::begin`], if that can be.
+    /// Sets the layer up; returns the device for the OSD. Until [`Below::begin`] no write stays in
+    /// the layer, if the layer can be set so.
     fn make(&self, guest: &Guest, disk: &str, ssd: &str) -> Result<PathBuf, GuestError>;
     /// Begins to cache.
     fn begin(&self, _guest: &Guest) -> Result<(), GuestError> {
         Ok(())
     }
-    /// Takes all requests from now on, also those that it would let past it; or does no more.
+    /// With `all`, makes the layer take all requests from now on, also those that would bypass it.
+    /// Without `all`, restores the settings that the layer had after [`Below::make`].
     fn take_all(&self, _guest: &Guest, _all: bool) -> Result<(), GuestError> {
         Ok(())
     }
-    /// What it says of itself, and in one line what of that is not as it is to be.
+    /// What the layer reports about itself; and an error message of one line if a setting or state
+    /// is not as it should be.
     fn proof(&self, guest: &Guest) -> Result<(Map<String, Value>, Option<String>), GuestError>;
-    /// What it counts.
+    /// The layer's counters.
     fn counters(&self, guest: &Guest) -> Result<Map<String, Value>, GuestError>;
-    /// Bytes that are not on the disk.
+    /// Dirty bytes: those that are not on the disk.
     fn dirty_bytes(&self, guest: &Guest) -> Result<u64, GuestError>;
-    /// Begins to write all of them back, or goes on as before.
+    /// With `all`, begins to write back all dirty bytes; without, restores the usual limits.
     fn write_back(&self, guest: &Guest, all: bool) -> Result<(), GuestError>;
-    /// Whether it has written back what was dirty when it began to.
+    /// Whether all bytes that were dirty when `write_back` began are written back.
     fn is_written_back(&self, guest: &Guest) -> Result<bool, GuestError> {
         Ok(self.dirty_bytes(guest)? == 0)
     }
 }
 
-/// OSDs in guests.
+/// A placement with OSDs in guests.
 #[derive(Debug)]
 pub(super) struct Guests {
     name: &'static str,
@@ -147,7 +152,7 @@ impl Placement for Guests {
     }
 }
 
-/// Makes a file on the SSD of an OSD's server, for that OSD's cache.
+/// Makes a file for the cache of an OSD, on the SSD of the OSD's server.
 fn part_of_ssd(ground: &Ground, placement: &'static str, osd: usize) -> Result<PathBuf, PlacementError> {
     let server = ground.slots[osd].server;
     let neighbours = ground.slots.iter().filter(|other| other.server == server).count() as u64;
@@ -160,12 +165,12 @@ fn part_of_ssd(ground: &Ground, placement: &'static str, osd: usize) -> Result<P
     Ok(cache)
 }
 
-/// Guests that run, with OSDs in them.
+/// Running guests, with OSDs in them.
 #[derive(Debug)]
 struct Inside {
     name: &'static str,
     below: &'static dyn Below,
-    /// By the numbers of their OSDs, each with whether the OSD's device turns.
+    /// The guests, by the OSD's number, each with whether the OSD's device is rotational.
     guests: Vec<(Guest, bool)>,
 }
 
@@ -178,11 +183,11 @@ impl Inside {
         PlacementError::NotInPlace { placement: self.name, what: what.into() }
     }
 
-    /// Boots the guest of the next OSD with these disks, of which the first is the OSD's and the second may be its cache's, and tells the ground
-    /// what the OSD has there.
+    /// Boots the guest of the next OSD with these disks: first the OSD's, then the cache's, if any.
+    /// Records in `ground` the devices that the OSD has in the guest.
     fn boot(&mut self, ground: &mut Ground, osd: usize, mut disks: Vec<Disk>) -> Result<(), PlacementError> {
         let slot = &ground.slots[osd];
-        // A part of the SSD for the OSD's database.
+        // The OSD's part of the SSD for its database.
         let store_ssd = slot.ssd.as_ref().map(|ssd| {
             disks.push(Disk::file(ssd, false));
             disks.len() - 1
@@ -204,7 +209,7 @@ impl Inside {
         })?;
         let name = |number: usize| guest.disk(number).unwrap_or_default().to_string_lossy().into_owned();
         let data = self.below.make(&guest, &name(0), &name(1))?;
-        // An OSD asks its device, too, so that it is told the same.
+        // The OSD reads this property from its device, too, so both must agree.
         let rotational = guest.is_rotational(&data)?;
         let slot = &mut ground.slots[osd];
         (slot.data, slot.rotational) = (data, rotational);
@@ -223,7 +228,8 @@ impl Inside {
         Ok(self.each(|guest| self.below.dirty_bytes(guest))?.into_iter().sum())
     }
 
-    /// Waits until all is written back, or `limit` is over, or `stop` says so; whether all is.
+    /// Waits until all dirty bytes are written back, until `limit` is over, or until `stop` returns
+    /// true. Returns whether all are written back.
     fn wait(&self, limit: Duration, stop: &dyn Fn() -> bool) -> Result<bool, PlacementError> {
         let start = Instant::now();
         loop {
@@ -235,7 +241,7 @@ impl Inside {
         }
     }
 
-    /// Shows that each OSD takes its device for what that says of itself.
+    /// Proves that each OSD takes its device for rotational exactly if the device reports so.
     fn check_media(&self, cluster: &Cluster) -> Result<(), PlacementError> {
         let metadata = cluster.ceph(&["osd", "metadata", "--format", "json"])?;
         let osds: Vec<Value> =
@@ -318,14 +324,15 @@ impl Applied for Inside {
     }
 }
 
-/// What a disk of a guest has carried.
+/// Bytes that a guest's disk has transferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Traffic {
     read_bytes: u64,
     written_bytes: u64,
 }
 
-/// What the kernel of a guest counts of some of its disks, and what `others` hold, all at one time.
+/// What some disks of a guest have transferred, and the content of the files `others`, read with
+/// one request.
 fn traffic<const N: usize>(
     guest: &Guest,
     disks: [&str; N],
@@ -343,7 +350,8 @@ fn traffic<const N: usize>(
     Ok((carried, others.collect()))
 }
 
-/// The third and the seventh figure are sectors that were read and written.
+/// Parses a disk's `stat` file. Its third and seventh figures are the sectors that were read and
+/// written.
 fn carried(text: &str) -> Option<Traffic> {
     let figures: Vec<u64> = text.split_whitespace().map_while(|figure| figure.parse().ok()).collect();
     let bytes = |at: usize| figures.get(at).map(|sectors| sectors * SECTOR_BYTES);

@@ -1,4 +1,4 @@
-//! Nothing between the OSD and its disk in a guest: what caches in guests are compared with.
+//! No cache between the OSD and its disk in a guest: the control for caches in guests.
 
 use std::path::PathBuf;
 
@@ -7,9 +7,9 @@ use serde_json::{Map, Value};
 use super::{Below, numbers, traffic};
 use crate::guest::{Guest, GuestError};
 
-/// On the disks.
+/// OSDs on disks.
 pub(super) static ON_DISKS: Nothing = Nothing { on_ssds: false };
-/// On SSDs in their place.
+/// OSDs on SSDs instead of disks.
 pub(super) static ON_SSDS: Nothing = Nothing { on_ssds: true };
 
 #[derive(Debug)]

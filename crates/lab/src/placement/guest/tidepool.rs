@@ -1,5 +1,6 @@
-//! Tidepool in front of the disk of an OSD that is in a guest: what its daemon serves is the guest's disk. So it is compared with caches in the
-//! guest's kernel under one and the same OSD.
+//! Tidepool in front of the disk of an OSD that is in a guest: the guest's disk is an export of
+//! Tidepool's daemon. So Tidepool and the caches in a guest's kernel are compared under equal OSDs:
+//! in equal guests.
 
 use serde_json::{Value, json};
 
@@ -61,7 +62,7 @@ impl Placement for Tidepool {
 /// Guests whose disks are cached.
 #[derive(Debug)]
 struct Cached {
-    // The guests go before what serves their disks.
+    // Dropped first: the guests use disks that the daemons serve.
     inside: Inside,
     daemons: Daemons,
 }

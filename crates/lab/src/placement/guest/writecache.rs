@@ -1,4 +1,5 @@
-//! The device mapper's write cache (dm-writecache) in a guest. It caches writes only; a read finds there what was written.
+//! The device mapper's write cache (dm-writecache) in a guest. It caches writes only; a read of a
+//! block in the cache is a hit.
 
 use std::path::PathBuf;
 
@@ -7,17 +8,18 @@ use serde_json::{Map, Value, json};
 use super::{BLOCK_BYTES, Below, COMMAND_LIMIT, numbers, traffic};
 use crate::guest::{Guest, GuestError};
 
-/// What it is called, and the device that it is.
+/// The name of the mapped device, and its path.
 const NAME: &str = "osd";
 const DEVICE: &str = "/dev/dm-0";
-/// The exit status of the last command to flush, once that has ended, in a file of the guest's memory.
+/// A file in the guest's memory. Once the last command to flush has ended, the file contains the
+/// exit status of that command.
 const FLUSHED: &str = "/run/writecache.flushed";
 
-/// As it is unless it is told otherwise: it begins to write back when half of it is full.
+/// dm-writecache with its defaults: it begins to write back when half of it is full.
 #[derive(Debug)]
 pub(super) struct Writecache;
 
-/// What it says of itself.
+/// The figures of `dmsetup status`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Status {
     errors: u64,
@@ -26,13 +28,14 @@ struct Status {
     reads: u64,
     read_hits: u64,
     writes: u64,
-    /// Blocks that were written past it.
+    /// Blocks that were written past the cache.
     bypassed: u64,
     flushes: u64,
 }
 
 impl Status {
-    /// As `dmsetup status` prints it: begin, length, name of the target, and its figures.
+    /// Parses the output of `dmsetup status`: begin, length, name of the target, and the target's
+    /// figures.
     fn read(text: &str) -> Option<Status> {
         let words: Vec<&str> = text.split_whitespace().collect();
         let at = words.iter().position(|word| *word == "writecache")? + 1;
@@ -57,7 +60,7 @@ impl Status {
 }
 
 impl Status {
-    /// What it holds is what is not on the disk: a block that is written back is free again.
+    /// All blocks in use are dirty: a block that is written back is free again.
     fn dirty_bytes(self) -> u64 {
         self.blocks.saturating_sub(self.free) * BLOCK_BYTES
     }
@@ -80,7 +83,7 @@ impl Below for Writecache {
         let size = format!("/sys/block/{}/size", disk.trim_start_matches("/dev/"));
         let sectors = guest.read(&[&size])?.remove(&size).unwrap_or_default();
         let table = format!("0 {sectors} writecache s {disk} {ssd} {BLOCK_BYTES} 0");
-        // Nobody in the guest makes names for devices.
+        // No udev runs in the guest, so dmsetup must not wait for udev to make device names.
         let words = ["dmsetup", "create", NAME, "--noudevsync", "--noudevrules", "--table", &table];
         guest.run(&words, COMMAND_LIMIT)?;
         Ok(DEVICE.into())
@@ -117,7 +120,9 @@ impl Below for Writecache {
 
     fn write_back(&self, guest: &Guest, all: bool) -> Result<(), GuestError> {
         if all {
-            // It answers when all is written back, which may take as long as it likes. What is written meanwhile and later stays in it.
+            // The message is answered when everything is written back, which may take any time, so
+            // the command runs in the background. Data that is written meanwhile or later stays in
+            // the cache.
             let flush = format!(
                 "rm -f {FLUSHED}; (dmsetup message {NAME} 0 flush; echo $? >{FLUSHED}) >/dev/null 2>&1 &"
             );

@@ -1,4 +1,4 @@
-//! When something happens under load, and the windows and seconds before and since.
+//! Times of an event, and the windows and seconds before and after it.
 
 use crate::cluster::Health;
 use crate::events::client::Client;
@@ -6,26 +6,27 @@ use crate::events::course;
 use crate::results::{EventPoint, EventWindow};
 use crate::suite::{Event, Suite};
 
-/// What happens later than this after it was due is not what was meant, in seconds.
+/// An event that begins more than this many seconds after it was due does not count.
 const LATE_S_MAX: f64 = 1.0;
-/// What takes longer to happen is none either, in seconds.
+/// An event that takes more than this many seconds to happen does not count.
 const TOOK_S_MAX: f64 = 10.0;
-/// Clients go on for so long after the time that was planned, in seconds, since the last window may end later.
+/// Seconds that clients run beyond the planned end, because the last window may end later.
 pub(super) const SLACK_S: f64 = LATE_S_MAX + TOOK_S_MAX;
 
-/// Times of an event, in seconds since the begin of the load. Windows before it end when it begins to happen, those since begin when it
-/// has happened: what happens takes commands, and their time is in no window.
+/// Times of an event, in seconds since the beginning of the load. Windows before the event end when
+/// the event begins. Windows after the event begin when the event has happened. The time of the
+/// event's commands is in no window.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Times {
     window_s: f64,
     windows_before: u32,
     windows_after: u32,
     pub(super) back_after: Option<u32>,
-    /// When it is due.
+    /// When the event is due.
     pub(super) due: f64,
-    /// When it began to happen; when it is due, as long as it has not.
+    /// When the event began. Equal to `due` until then.
     pub(super) began: f64,
-    /// When it had happened. The other times of results are counted from here.
+    /// When the event had happened. Times in the results are counted from here.
     pub(super) ended: f64,
 }
 
@@ -43,7 +44,7 @@ impl Times {
         }
     }
 
-    /// Of the first window.
+    /// Beginning of the first window.
     pub(super) fn begin(&self) -> f64 {
         self.began - self.window_s * f64::from(self.windows_before)
     }
@@ -52,12 +53,12 @@ impl Times {
         self.back_after.map(|windows| self.ended + self.window_s * f64::from(windows))
     }
 
-    /// Of the last window.
+    /// End of the last window.
     pub(super) fn end(&self) -> f64 {
         self.ended + self.window_s * f64::from(self.windows_after)
     }
 
-    /// Why it happened at another time than was meant.
+    /// Why the event does not count: it began too late or took too long. `None` if it counts.
     pub(super) fn fault(&self) -> Option<String> {
         let (late_s, took_s) = (self.began - self.due, self.ended - self.began);
         if late_s > LATE_S_MAX {
@@ -70,7 +71,7 @@ impl Times {
     }
 }
 
-/// All windows, before the event and from then on.
+/// All windows, before and after the event.
 pub(super) fn windows(clients: &[Client], times: Times) -> Vec<EventWindow> {
     let row = |from: f64, count: u32| {
         (0..count).map(move |number| {
@@ -81,9 +82,10 @@ pub(super) fn windows(clients: &[Client], times: Times) -> Vec<EventWindow> {
     row(times.begin(), times.windows_before).chain(row(times.ended, times.windows_after)).collect()
 }
 
-/// Second by second, with what the cluster has said of itself last. A second begins when the event has happened.
+/// One point for each second, with the last health that the cluster reported in the 3 s before the
+/// second's end, if it did. Seconds are counted from when the event had happened.
 pub(super) fn points(clients: &[Client], health: &[(f64, Health)], times: Times) -> Vec<EventPoint> {
-    // A little more than is needed, since differences of times are a little less than they were meant to be.
+    // Slightly more than needed, because differences of times may be slightly too small.
     let before = (times.ended - times.begin() + 1e-6).floor() as i32;
     let after = (times.end() - times.ended).round() as i32;
     let point = |second: i32| {
@@ -127,7 +129,7 @@ mod tests {
         let times = Times { began: 13.5, ended: 15.75, ..due };
         assert_eq!((times.begin(), times.back(), times.end()), (3.5, Some(45.75), 85.75));
         assert_eq!(times.fault(), None);
-        // A request is due each quarter of a second; none is answered from when it begins to happen until it has.
+        // A request is due each quarter of a second. None is answered while the event happens.
         let answered = |due_s: f64| (!(13.5..15.75).contains(&due_s)).then_some(due_s + 0.001);
         let all = (0..400).map(|number| f64::from(number) / 4.0);
         let asked =
