@@ -42,6 +42,17 @@ impl Chance {
         self.seed
     }
 
+    /// What decides the order within an instant: the seed, or that of the life that is lived again.
+    pub fn order(&mut self) -> u64 {
+        let played = self.played.remove("order").and_then(|played| played.first().copied());
+        let order = played.unwrap_or(self.seed);
+        if let Some(taken) = &mut self.taken {
+            let taken = taken.entry("order".to_owned()).or_default();
+            taken.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+        }
+        order
+    }
+
     /// A stream. Its name belongs to nothing else in this life.
     pub fn stream(&mut self, name: &str) -> Rng {
         // FNV-1a: names that differ in one letter make streams that have nothing in common.

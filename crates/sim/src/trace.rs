@@ -179,6 +179,8 @@ pub struct Trace {
     instant: Vec<u64>,
     instants: u64,
     instants_max: Option<u64>,
+    /// What was done in the first instant that does not count.
+    beyond: Vec<u64>,
     hashes: Hashes,
     text: Option<String>,
 }
@@ -234,6 +236,9 @@ impl Trace {
 
     fn close(&mut self) {
         if self.instants_max.is_some_and(|max| self.instants >= max) {
+            if self.beyond.is_empty() {
+                self.beyond.clone_from(&self.instant);
+            }
             self.instant.clear();
             return;
         }
@@ -253,6 +258,11 @@ impl Trace {
     /// Instants so far.
     pub fn instants(&self) -> u64 {
         self.instants
+    }
+
+    /// What was done since then, in its order: in the instant that is not over, or in the first one that does not count.
+    pub fn beyond(&self) -> Vec<u64> {
+        if self.beyond.is_empty() { self.instant.clone() } else { self.beyond.clone() }
     }
 
     /// The hashes of what is over.

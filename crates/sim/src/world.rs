@@ -200,6 +200,8 @@ pub struct World {
     pub(crate) seed: u64,
     /// Where further streams come from: a new disk has its own.
     chance: Chance,
+    /// Decides the order within an instant.
+    order: u64,
     /// The stream of what happens now.
     pub(crate) rng: Rng,
     /// The name of the effect that is carried out now.
@@ -256,6 +258,8 @@ pub struct Outcome {
     pub hashes: Hashes,
     /// Instants at which anything happened.
     pub instants: u64,
+    /// What its cores did after these instants, before it failed or after its trace was full.
+    pub beyond: Vec<u64>,
     /// What its cores did, as a text, if it was kept.
     pub text: Option<String>,
     /// Events handled.
@@ -282,6 +286,7 @@ impl World {
         let geo = Geometry::new([0; 16], plan.cache_bytes, plan.segment_bytes).expect("a possible size");
         World {
             seed: chance.seed(),
+            order: chance.order(),
             rng,
             effect: 0,
             chance,
@@ -356,6 +361,7 @@ impl World {
         Outcome {
             hashes: self.trace.hashes(),
             instants: self.trace.instants(),
+            beyond: self.trace.beyond(),
             text: self.trace.text(),
             steps: self.step,
             elapsed_ns: self.now,
@@ -505,7 +511,7 @@ impl World {
             all.sort_by_cached_key(|(seen, effect)| {
                 // What ends with a control operation has its answers.
                 let last = matches!(effect, Effect::ControlDone { .. });
-                (last, mix(self.seed, self.identity_of(seen, effect)), fold(seen))
+                (last, mix(self.order, self.identity_of(seen, effect)), fold(seen))
             });
             let life = self.life;
             for (seen, effect) in all {

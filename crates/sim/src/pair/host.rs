@@ -377,7 +377,7 @@ impl World {
             // What goes to the peer stays in its order.
             let order = if matches!(effect, Effect::Peer { .. }) { all.len() } else { usize::MAX };
             let identity = fold(&(at, seen.identity()));
-            all.push((order, mix(self.seed, identity), identity, fold(&seen), effect));
+            all.push((order, mix(self.order, identity), identity, fold(&seen), effect));
         }
         all.sort_by_key(|&(order, shuffled, _, data, _)| (order, shuffled, data));
         let some = !all.is_empty();

@@ -317,6 +317,8 @@ struct World {
     seed: u64,
     /// Where further streams come from: a new disk has its own.
     chance: Chance,
+    /// Decides the order within an instant.
+    order: u64,
     /// The stream of what happens now.
     rng: Rng,
     /// The name of the effect that is carried out now.
@@ -385,6 +387,7 @@ pub(crate) fn live(chance: Chance, seconds: u64, verbose: bool, trace: Trace) ->
     let outcome = Outcome {
         hashes: world.trace.hashes(),
         instants: world.trace.instants(),
+        beyond: world.trace.beyond(),
         text: world.trace.text(),
         steps: world.step,
         elapsed_ns: world.now,
@@ -414,6 +417,7 @@ impl World {
         client::fill_base(&mut image, 7, base_bytes);
         World {
             seed: chance.seed(),
+            order: chance.order(),
             client: Client::new(plan.slots),
             rng,
             effect: 0,
