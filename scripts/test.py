@@ -73,6 +73,7 @@ SLOW = {
     "faulty_disk: killed_at::g2_g3_a_daemon_that_dies_at_any_step_of_a_format_leaves_nothing_that_looks_like_a_cache": 155,
     "mutations: every_deliberate_bug_is_noticed": 155,
     "mutations: every_deliberate_bug_changes_what_the_core_does": 155,
+    "mutations: a_comparison_counts_every_field_and_no_name": 155,
     "ceph_failing: g8_a_full_pool_is_named_makes_writes_wait_and_goes_on_when_there_is_room": 140,
     "ceph_failing: g8_in_a_full_pool_what_is_committed_reaches_the_image": 125,
     "daemon: shard::what_was_written_is_there_after_a_restart_and_in_the_image_after_a_drain": 120,
