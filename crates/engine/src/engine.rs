@@ -1,137 +1,49 @@
 //! The core itself: its parts, the dispatch of events, and the order in which work is looked for.
 
 use crate::api::*;
-use crate::base::mem::{Arena, Buf};
+use crate::base::flight::OpId;
+use crate::base::flight::{DeviceFailed, Io};
+use crate::base::mem::Arena;
 use crate::base::mutation::mutated;
-use crate::base::out::{Next, Out};
-use crate::base::pools::Pools;
+use crate::base::out::Next;
+use crate::base::shared::EngineConfig;
 use crate::base::util::Slab;
-use crate::blocks::budget::Budget;
 use crate::blocks::ledger::objects_of;
-use crate::blocks::space::Space;
-use crate::cache::ghost::Ghost;
-use crate::cache::reclaim::Reclaim;
+use crate::cache::Cache;
 use crate::checkpoint::Checkpoint;
 use crate::control::Verify;
-use crate::control::volume::{ClientOp, OpId, Stage, Volume};
+use crate::control::volume::{ClientOp, Stage, Volume};
 use crate::drain::frame::Frame;
 use crate::drain::{Drain, Piece, Written};
-use crate::format::{EntryKind, Geometry, Stream};
-use crate::front::ack::Sync;
-use crate::front::read::{CachedRead, DeviceReads, Fills, MissRead};
-use crate::log::{Append, Built, BuiltEntry, Log};
+use crate::format::{EntryKind, Geometry, RecordKind, Stream};
+use crate::front::read::{DeviceReads, MissRead};
+use crate::ground::Ground;
+
+use crate::log::build::BuiltEntry;
+use crate::log::build::{Append, Built};
 use crate::peers::fetch::{FETCH_BYTES, FetchRead};
 use crate::peers::repair::Repairs;
-use crate::status::DeviceStatus;
-
-/// See [`EngineConfig::stop_flush_ns_max`]: well below the time after which service managers kill.
-const STOP_FLUSH_NS_MAX: Nanos = 5_000_000_000;
-
-/// What the driver may choose.
-#[derive(Debug, Clone)]
-pub struct EngineConfig {
-    /// Memory for requests and transfers, in bytes. What the core itself needs comes out of it first.
-    pub arena_bytes: usize,
-    /// Largest device write of the log in bytes.
-    pub append_bytes: usize,
-    /// Device writes of the log in flight at once.
-    pub appends_in_flight: usize,
-    /// Transfers of the drain in flight at once, of 256 KiB at most.
-    pub drain_buffers: usize,
-    /// How long a shutdown waits for backends to be flushed, in nanoseconds. It goes on without those that
-    /// do not answer.
-    pub stop_flush_ns_max: Nanos,
-}
-
-impl Default for EngineConfig {
-    fn default() -> EngineConfig {
-        EngineConfig {
-            arena_bytes: 160 << 20,
-            append_bytes: 512 << 10,
-            appends_in_flight: 3,
-            drain_buffers: 64,
-            stop_flush_ns_max: STOP_FLUSH_NS_MAX,
-        }
-    }
-}
-
-impl EngineConfig {
-    /// A small configuration for tests and simulation.
-    pub fn small() -> EngineConfig {
-        EngineConfig {
-            arena_bytes: 32 << 20,
-            append_bytes: 128 << 10,
-            appends_in_flight: 3,
-            drain_buffers: 16,
-            stop_flush_ns_max: STOP_FLUSH_NS_MAX,
-        }
-    }
-}
-
-/// What an effect in flight was for.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Io {
-    Append(u32),
-    Seal { segment: u32, buf: Buf },
-    Sync,
-    Cached(CachedRead),
-    Fetch(FetchRead),
-    Miss(MissRead),
-    Direct { op: OpId },
-    DirectFlush { op: OpId, covers: u64 },
-    DrainRead { piece: u32, start: u16, end: u16 },
-    DrainWrite { piece: u32 },
-    DrainZeroes { drain: u32 },
-    DrainFlush { volume: VolumeId, covers: u64 },
-    ReclaimSummary,
-    ReclaimRead { start: u16, end: u16 },
-    CheckpointWrite { buf: Buf },
-    CheckpointSync,
-    Verify { volume: VolumeId, block: u64, blocks: u32, buf: Buf },
-    Disown { volume: VolumeId },
-    FrameRead { frame: u32, start: u16, end: u16 },
-    FrameWrite { frame: u32 },
-    RedoCommit { volume: VolumeId },
-    RedoTrim { volume: VolumeId },
-    RedoNote { volume: VolumeId },
-    Snapshot { volume: VolumeId },
-    Resize { volume: VolumeId },
-}
 
 /// The core of one cache device.
 pub struct Engine {
-    pub(crate) geo: Geometry,
-    pub(crate) config: EngineConfig,
-    pub(crate) arena: Arena,
-    pub(crate) pools: Pools,
-    pub(crate) space: Space,
-    pub(crate) ghost: Ghost,
-    /// By number; no longer than needed, since every round looks at all of them.
-    pub(crate) volumes: Vec<Option<Box<Volume>>>,
-    pub(crate) out: Out<Io>,
+    pub(crate) ground: Ground,
+    pub(crate) cache: Cache,
     pub(crate) ops: Slab<ClientOp>,
-    pub(crate) log: Log,
-    pub(crate) appends: Slab<Append>,
-    pub(crate) sync: Sync,
-    pub(crate) fills: Fills,
     pub(crate) repairs: Repairs,
     pub(crate) drains: Slab<Drain>,
     pub(crate) pieces: Slab<Piece>,
     pub(crate) frames: Slab<Frame>,
     pub(crate) spare_written: Vec<Vec<Written>>,
-    pub(crate) reclaim: Reclaim,
     pub(crate) checkpoint: Checkpoint,
-    pub(crate) device: DeviceStatus,
-    /// The cache device has failed.
-    pub(crate) dead: bool,
-    pub(crate) budget: Budget,
     pub(crate) edge_freed: bool,
     pub(crate) parked_scratch: Vec<OpId>,
     pub(crate) device_reads: DeviceReads,
+    /// Reads of images in flight for requests.
+    pub(crate) misses: Slab<MissRead>,
+    /// Reads of records in flight.
+    pub(crate) fetches: Slab<FetchRead>,
     pub(crate) next_volume: usize,
     pub(crate) next_drain: usize,
-    /// Control number of a shutdown under way; [`crate::control::LAST_CHECKPOINT`] at its end.
-    pub(crate) stopping: Option<u64>,
     /// Until then it waits for backends to be flushed.
     pub(crate) stop_by: Nanos,
     /// The comparison of a volume that is being removed.
@@ -144,60 +56,44 @@ pub struct Engine {
 
 impl Engine {
     pub(crate) fn new(geo: Geometry, config: EngineConfig, durable: u64, epoch: u64, now: Nanos) -> Engine {
-        let mut arena = Arena::new(config.arena_bytes);
-        let pools =
-            Pools::new(&mut arena, config.append_bytes, config.appends_in_flight, config.drain_buffers);
-        let ghost = Ghost::for_device(geo.device_blocks as usize);
+        let drain_buffers = config.drain_buffers;
         Engine {
-            geo,
-            arena,
-            pools,
-            space: Space::new(geo, epoch),
-            ghost,
-            volumes: Vec::new(),
-            out: Out::new(),
+            ground: Ground::new(geo, config, durable, epoch),
+            cache: Cache::new(geo.device_blocks as usize),
             ops: Slab::with_capacity(1024),
-            log: Log::new(geo.segment_blocks),
-            appends: Slab::with_capacity(64),
-            sync: Sync::default(),
-            fills: Fills::new(),
             repairs: Repairs::default(),
             drains: Slab::with_capacity(256),
-            pieces: Slab::with_capacity(config.drain_buffers),
-            frames: Slab::with_capacity(config.drain_buffers),
+            pieces: Slab::with_capacity(drain_buffers),
+            frames: Slab::with_capacity(drain_buffers),
             spare_written: Vec::new(),
-            reclaim: Reclaim::default(),
-            checkpoint: Checkpoint::new(durable, epoch, geo.pages(), now),
-            device: DeviceStatus::default(),
-            dead: false,
-            budget: Budget::default(),
+            checkpoint: Checkpoint::new(epoch, geo.pages(), now),
             edge_freed: false,
             parked_scratch: Vec::with_capacity(256),
-            device_reads: DeviceReads::default(),
+            device_reads: DeviceReads::new(),
+            misses: Slab::with_capacity(256),
+            fetches: Slab::with_capacity(4),
             next_volume: 0,
             next_drain: 0,
-            stopping: None,
             stop_by: 0,
             verify: Verify::default(),
             leaving: Vec::new(),
             pumped_at: now,
-            config,
         }
     }
 
     /// The cache device's name.
     pub fn uuid(&self) -> [u8; 16] {
-        self.geo.uuid
+        self.ground.base.geo.uuid
     }
 
     /// The memory of all transfers.
     pub fn arena(&self) -> &Arena {
-        &self.arena
+        &self.ground.base.arena
     }
 
     /// The memory of all transfers, to fill buffers and to take and give them.
     pub fn arena_mut(&mut self) -> &mut Arena {
-        &mut self.arena
+        &mut self.ground.base.arena
     }
 
     /// Takes in an event. Effects come out of [`Engine::next_effect`].
@@ -206,26 +102,27 @@ impl Engine {
     /// If an effect is reported that is not in flight, or a request breaks its contract (buffer size):
     /// both are bugs of the driver, and going on would corrupt data.
     pub fn handle(&mut self, now: Nanos, event: Event) {
-        self.out.stir();
+        self.ground.base.out.stir();
         match event {
             Event::Request(request) => self.client_request(now, request),
             Event::Done { token, result } => self.done(now, token, result),
             Event::Tick => {
-                for volume in self.volumes.iter_mut().flatten() {
+                for volume in self.ground.volumes.iter_mut().flatten() {
                     volume.recheck = true;
                 }
             }
         }
+        self.settle();
     }
 
     /// The next thing to be done, `None` when there is nothing until the next event. Drivers handle all
     /// events at hand first: what arrives together is committed together.
     pub fn next_effect(&mut self, now: Nanos) -> Option<Effect> {
         loop {
-            while self.out.wants_round() {
+            while self.ground.base.out.wants_round() {
                 self.pump(now);
             }
-            match self.out.next(self.dead)? {
+            match self.ground.base.out.next(self.ground.base.dead)? {
                 Next::Failed(token, error) => self.handle(now, Event::Done { token, result: Err(error) }),
                 Next::Effect(effect) => {
                     if let Effect::ControlDone { control, .. } = effect {
@@ -241,92 +138,80 @@ impl Engine {
     /// work, while the driver did other things, is due still.
     pub fn next_deadline(&self) -> Option<Nanos> {
         let now = self.pumped_at;
-        let holding =
-            self.volumes.iter().enumerate().filter(|(_, v)| v.as_ref().is_some_and(|v| !v.held.is_empty()));
+        let holding = self
+            .ground
+            .volumes
+            .iter()
+            .enumerate()
+            .filter(|(_, v)| v.as_ref().is_some_and(|v| !v.held.is_empty()));
         let held = holding.filter_map(|(i, _)| self.held_due(now, VolumeId(i as u16))).min();
-        let drain = if self.stopping.is_none() { self.drain_deadline(now) } else { None };
-        let group = if self.stopping.is_none() { self.group_deadline(now) } else { None };
+        let drain = if self.ground.base.stopping.is_none() { self.drain_deadline(now) } else { None };
+        let group = if self.ground.base.stopping.is_none() { self.group_deadline(now) } else { None };
         let stop = self.stop_deadline(now);
-        [held, drain, group, stop, self.fills.deadline(), self.repairs.deadline(), self.checkpoint.deadline()]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            held,
+            drain,
+            group,
+            stop,
+            self.cache.fills_deadline(),
+            self.repairs.deadline(),
+            self.checkpoint.deadline(&self.ground.base.checkpoints),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Looks for work, in the order of urgency.
     fn pump(&mut self, now: Nanos) {
         self.pumped_at = now;
         if std::mem::take(&mut self.edge_freed) {
-            for volume in self.volumes.iter_mut().flatten() {
+            for volume in self.ground.volumes.iter_mut().flatten() {
                 volume.recheck = true;
             }
         }
+        self.settle();
         self.pump_repairs(now);
+        self.settle();
         self.pump_waiting_reads();
         self.pump_parked(now);
         self.pump_held(now);
         self.pump_log();
         self.pump_sync(now);
-        self.pump_fills(now, self.stopping.is_some());
-        self.pump_reclaim();
-        self.pump_checkpoint(now);
+        let stopping = self.ground.base.stopping.is_some();
+        self.cache.issue_fills(&mut self.ground, now, stopping);
+        self.cache.reclaim(&mut self.ground);
+        self.checkpoint.begin(&mut self.ground, now);
         self.advance_checkpoint_pages();
-        if self.stopping.is_none() {
+        if self.ground.base.stopping.is_none() {
             self.pump_groups(now);
             self.pump_drain(now);
         }
         self.pump_backend_flush(now);
         self.pump_tasks(now);
-        if self.fills.wakes() {
-            self.out.stir();
+        if self.ground.arriving.wakes() {
+            self.ground.base.out.stir();
         }
+        self.settle();
         // Completions may have made room for what waited, or given a lock to who waited for it.
         self.pump_log();
-        if self.volumes.iter().flatten().any(|volume| volume.has_to_recheck()) {
-            self.out.stir();
+        if self.ground.volumes.iter().flatten().any(|volume| volume.has_to_recheck()) {
+            self.ground.base.out.stir();
         }
         if mutated!(RepliesLast) {
-            self.out.delay_replies();
+            self.ground.base.out.delay_replies();
         }
-    }
-
-    /// Does something with a volume's backend.
-    pub(crate) fn backend(&mut self, io: Io, volume: VolumeId, op: BackendOp) {
-        let of = self.volume_mut(volume);
-        match op {
-            BackendOp::Write { offset, buf } => of.own.insert(offset, buf.len.into()),
-            BackendOp::Discard { offset, len } | BackendOp::WriteZeroes { offset, len } => {
-                of.own.insert(offset, len);
-            }
-            // What is cut off does not come back from the parent when the image grows again.
-            BackendOp::Resize { size_bytes } => of.own.insert(size_bytes, u64::MAX),
-            _ => {}
-        }
-        let count = &mut of.count;
-        match op {
-            BackendOp::Read { buf, .. } => {
-                count.backend_reads += 1;
-                count.backend_read_bytes += u64::from(buf.len);
-            }
-            BackendOp::Write { buf, .. } | BackendOp::RedoWrite { buf, .. } => {
-                count.backend_writes += 1;
-                count.backend_written_bytes += u64::from(buf.len);
-            }
-            _ => {}
-        }
-        self.out.backend(io, volume, op);
     }
 
     fn done(&mut self, now: Nanos, token: Token, result: Result<(), IoError>) {
-        match self.out.end(token) {
+        match self.ground.base.out.end(token) {
             Io::Append(index) => self.append_written(now, index, result),
-            Io::Seal { segment, buf } => match result {
-                Ok(()) if !self.dead => self.seal_done(segment, buf),
-                _ => {
-                    self.pools.summary.give(buf);
+            Io::Seal { segment, buf } => {
+                let Ground { base, space, log, .. } = &mut self.ground;
+                if log.seal_done(base, space, (segment, buf), result).is_err() {
                     self.device_failed();
                 }
-            },
+            }
             Io::Sync => self.sync_done(now, result),
             Io::Cached(read) => self.cached_done(read, result),
             Io::Fetch(read) => self.fetch_done(read, result),
@@ -337,10 +222,20 @@ impl Engine {
             Io::DrainWrite { piece } => self.drain_write_done(now, piece, result),
             Io::DrainZeroes { drain } => self.drain_zeroes_done(now, drain, result),
             Io::DrainFlush { volume, covers } => self.drain_flush_done(now, volume, covers, result),
-            Io::ReclaimSummary => self.reclaim_summary_done(result),
-            Io::ReclaimRead { start, end } => self.reclaim_read_done(start, end, result),
-            Io::CheckpointWrite { buf } => self.checkpoint_write_done(now, buf, result),
-            Io::CheckpointSync => self.checkpoint_sync_done(result),
+            Io::ReclaimSummary => self.cache.reclaim_summary_done(&mut self.ground, result),
+            Io::ReclaimRead { start, end } => {
+                self.cache.reclaim_read_done(&mut self.ground, (start, end), result);
+            }
+            Io::CheckpointWrite { buf } => match self.checkpoint.write_done(&mut self.ground, buf, result) {
+                Ok(true) => self.pump_sync(now),
+                Ok(false) => {}
+                Err(DeviceFailed) => self.device_failed(),
+            },
+            Io::CheckpointSync => {
+                if self.checkpoint.sync_done(&mut self.ground, result).is_err() {
+                    self.device_failed();
+                }
+            }
             Io::Verify { volume, block, blocks, buf } => {
                 self.verify_done(now, volume, block, blocks, buf, result)
             }
@@ -355,14 +250,49 @@ impl Engine {
         }
     }
 
+    /// An append has been written: what it and those behind it have brought takes effect.
     fn append_written(&mut self, now: Nanos, index: u32, result: Result<(), IoError>) {
-        if result.is_err() || self.dead {
-            let append = self.appends.remove(index);
-            self.log.stream(append.stream).in_flight.retain(|&i| i != index);
-            self.pools.append.give(append.buf);
+        let Ok(stream) = self.ground.log.written(&mut self.ground.base, index, result) else {
             return self.device_failed();
+        };
+        while let Some(append) = self.ground.log.next_published(stream) {
+            self.publish(now, &append);
+            if mutated!(AckBeforeWritten) {
+                for op in self.ground.log.take_next_ops(stream) {
+                    self.op_published(now, op, append.number());
+                }
+            }
+            self.ground.log.put_away(&mut self.ground.base, append);
         }
-        self.append_done(now, index);
+        self.ground.log.write_summaries(&mut self.ground.base, &mut self.ground.space);
+    }
+
+    fn publish(&mut self, now: Nanos, append: &Append) {
+        let mut moves = false;
+        for (record, entries) in append.records() {
+            match record.kind() {
+                RecordKind::Write => self.publish_write(now, record, entries),
+                RecordKind::Fill => self.cache.fill(&mut self.ground, record, entries),
+                RecordKind::Move => {
+                    for &object in self.cache.moved(&mut self.ground, record, entries) {
+                        self.ground.volume_mut(record.volume()).note_moved(object, now);
+                    }
+                }
+            }
+            moves |= record.kind() == RecordKind::Move;
+            self.settle();
+        }
+        if moves {
+            if append.is_repair() { self.repaired() } else { self.cache.end_move() }
+        }
+        self.note_places(append);
+        self.ground.note_published(append);
+        if append.stream() == Stream::Log {
+            for &op in append.ops() {
+                self.op_published(now, op, append.number());
+            }
+            self.pump_sync(now);
+        }
     }
 
     fn client_request(&mut self, now: Nanos, request: Request) {
@@ -371,17 +301,17 @@ impl Engine {
             _ => self.admit_request(&request).map(|()| None),
         };
         if let Err(error) = incoming {
-            if let Some(Some(volume)) = self.volumes.get_mut(request.volume.0 as usize) {
+            if let Some(Some(volume)) = self.ground.volumes.get_mut(request.volume.0 as usize) {
                 volume.count.errors += 1;
             }
-            self.out.reply(request.id, Err(error));
+            self.ground.base.out.reply(request.id, Err(error));
             return;
         }
         let block = BLOCK_BYTES as u64;
         let first_block = request.offset / block;
         let blocks = (request.offset + request.len).div_ceil(block) - first_block;
         let fua = request.op.is_fua();
-        let volume = self.volume_mut(request.volume);
+        let volume = self.ground.volume_mut(request.volume);
         volume.requests += 1;
         volume.flushes |= fua;
         self.device_reads.note_request(request.volume);
@@ -416,13 +346,13 @@ impl Engine {
     }
 
     fn admit_request(&self, request: &Request) -> Result<(), RequestError> {
-        let volume = self.volumes.get(request.volume.0 as usize).and_then(Option::as_ref);
+        let volume = self.ground.volumes.get(request.volume.0 as usize).and_then(Option::as_ref);
         let takes = |v: &Volume| match request.op {
             Op::Block { .. } | Op::Fetch { .. } => v.replica.is_some(),
             Op::Flush => v.attached || v.replica.is_some(),
             _ => v.attached,
         };
-        let volume = volume.filter(|v| takes(v) && !v.closing && self.stopping.is_none());
+        let volume = volume.filter(|v| takes(v) && !v.closing && self.ground.base.stopping.is_none());
         let volume = volume.ok_or(RequestError::Shutdown)?;
         let sector = SECTOR_BYTES as u64;
         let end = request.offset.checked_add(request.len).ok_or(RequestError::Invalid)?;
@@ -442,7 +372,7 @@ impl Engine {
         if changes && volume.spec.read_only {
             return Err(RequestError::ReadOnly);
         }
-        if volume.is_refusing() || self.dead && volume.replica.is_some() {
+        if volume.is_refusing() || self.ground.base.dead && volume.replica.is_some() {
             return Err(RequestError::Io);
         }
         if matches!(request.op, Op::Fetch { .. }) {
@@ -461,24 +391,24 @@ impl Engine {
 
     /// A record of the log takes effect.
     pub(crate) fn publish_write(&mut self, now: Nanos, record: &Built, entries: &[BuiltEntry]) {
-        let vid = record.volume;
+        let vid = record.volume();
         let mut i = 0;
         while i < entries.len() {
-            let entry = entries[i].entry;
+            let entry = entries[i].entry();
             match entry.kind() {
                 Some(EntryKind::Data) => {
                     let n = run_length(&entries[i..]);
                     if !mutated!(WriteKeepsFills) {
-                        self.cancel_fills(vid, entry.block(), n as u64);
+                        self.ground.overtake(vid, entry.block(), n as u64);
                     }
-                    self.budget.note_published(n as u64);
-                    let (volume, space) = self.volume_and_space(vid);
+                    self.ground.budget.note_published(n as u64);
+                    let (volume, space) = self.ground.volume_and_space(vid);
                     volume.unpublished_blocks -= n as u64;
-                    let crcs = entries[i..i + n].iter().map(|built| built.entry.value());
-                    volume.ledger.write(space, now, (entry.block(), entries[i].position), crcs);
+                    let crcs = entries[i..i + n].iter().map(|built| built.entry().value());
+                    volume.ledger.write(space, now, (entry.block(), entries[i].position()), crcs);
                     let last = entry.block() + if mutated!(CrossingRunQueuedOnce) { 0 } else { n as u64 - 1 };
                     for object in objects_of(entry.block()..last + 1) {
-                        volume.note_dirty(object, record.sequence, now);
+                        volume.note_dirty(object, record.sequence(), now);
                     }
                     i += n;
                     continue;
@@ -486,65 +416,33 @@ impl Engine {
                 Some(EntryKind::Discard | EntryKind::WriteZeroes) => {
                     let blocks = u64::from(entry.value());
                     if !mutated!(DiscardKeepsFills) {
-                        self.cancel_fills(vid, entry.block(), blocks);
+                        self.ground.overtake(vid, entry.block(), blocks);
                     }
-                    let (volume, space) = self.volume_and_space(vid);
+                    let (volume, space) = self.ground.volume_and_space(vid);
                     let keep = entry.kind() == Some(EntryKind::WriteZeroes);
                     let range = entry.block()..entry.block() + blocks;
-                    volume.zero(space, now, range, keep, record.sequence);
-                    self.budget.note_extents_changed();
+                    volume.zero(space, now, range, keep, record.sequence());
+                    self.ground.budget.note_extents_changed();
                 }
                 Some(EntryKind::Invalidate) => {
-                    self.cancel_fills(vid, entry.block(), u64::from(entry.value()));
-                    self.drop_blocks(vid, entry.block(), u64::from(entry.value()));
+                    self.ground.overtake(vid, entry.block(), u64::from(entry.value()));
+                    self.ground.drop_blocks(vid, entry.block(), u64::from(entry.value()));
                 }
                 Some(EntryKind::Void) | None => unreachable!("not in a write record"),
             }
             i += 1;
         }
-        let volume = self.volume_mut(vid);
-        volume.log.publish(record.sequence, record.header_crc);
-        let volume = self.volume(vid);
+        let volume = self.ground.volume_mut(vid);
+        volume.log.publish(record.sequence(), record.header_crc());
+        let volume = self.ground.volume(vid);
         if !volume.is_dirty() {
             self.update_drained(vid);
         }
     }
 
-    pub(crate) fn volume(&self, id: VolumeId) -> &Volume {
-        self.volumes[id.0 as usize].as_ref().expect("the volume exists while something of it is in flight")
-    }
-
-    pub(crate) fn volume_mut(&mut self, id: VolumeId) -> &mut Volume {
-        self.volumes[id.0 as usize].as_mut().expect("the volume exists while something of it is in flight")
-    }
-
-    pub(crate) fn volume_and_space(&mut self, id: VolumeId) -> (&mut Volume, &mut Space) {
-        let volume = self.volumes[id.0 as usize].as_mut();
-        (volume.expect("the volume exists while something of it is in flight"), &mut self.space)
-    }
-
-    /// The dirty quota in force, in bytes; see [`Budget::quota`].
-    pub(crate) fn dirty_bytes_max(&self, id: VolumeId) -> u64 {
-        let spec = &self.volume(id).spec;
-        if spec.read_only { 0 } else { self.budget.quota(&self.space, spec.dirty_bytes_max) }
-    }
-
-    /// A volume has come or gone, or its quota has changed.
-    pub(crate) fn count_quotas(&mut self) {
-        let written = self.volumes.iter().flatten().filter(|volume| !volume.spec.read_only);
-        self.budget.set_quotas(&self.space, written.map(|volume| volume.spec.dirty_bytes_max));
-    }
-
-    /// Zero ranges in records that are not published.
-    pub(crate) fn unpublished_ranges(&self) -> usize {
-        let log = &self.log.streams[Stream::Log as usize];
-        let ranges = |&i: &u32| self.appends[i].entries.iter().filter(|b| !b.entry.has_data()).count();
-        log.in_flight.iter().map(ranges).sum()
-    }
-
     fn advance_checkpoint_pages(&mut self) {
-        if !self.checkpoint.is_idle() && self.pools.checkpoint.available() > 0 {
-            self.advance_checkpoint();
+        if !self.checkpoint.is_idle() && self.ground.base.pools.checkpoint.available() > 0 {
+            self.checkpoint.advance(&mut self.ground);
         }
     }
 }
@@ -552,9 +450,9 @@ impl Engine {
 /// Data blocks at the start of `entries` that follow each other in the volume and on the device.
 fn run_length(entries: &[BuiltEntry]) -> usize {
     let follows = |a: &BuiltEntry, b: &BuiltEntry| {
-        b.entry.kind() == Some(EntryKind::Data)
-            && b.entry.block() == a.entry.block() + 1
-            && b.position == a.position + 1
+        b.entry().kind() == Some(EntryKind::Data)
+            && b.entry().block() == a.entry().block() + 1
+            && b.position() == a.position() + 1
     };
     1 + entries.windows(2).take_while(|w| follows(&w[0], &w[1])).count()
 }

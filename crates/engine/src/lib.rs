@@ -32,6 +32,7 @@ mod drain;
 mod engine;
 pub mod format;
 mod front;
+mod ground;
 mod log;
 mod peers;
 mod recovery;
@@ -39,13 +40,15 @@ pub mod status;
 
 #[cfg(feature = "mutations")]
 pub use base::mutation;
+pub use base::shared::EngineConfig;
 pub use base::{device, mem};
 pub use blocks::own::{OBJECT_BYTES, OwnObjects, Source};
 pub use blocks::{index, marks};
 pub use cache::ghost;
 pub use control::{AddError, Attach};
-pub use engine::{Engine, EngineConfig};
+pub use engine::Engine;
 pub use format::redo;
+
 pub use peers::fetch::FETCH_BYTES;
 pub use recovery::content::{Content, Contents, Stretch};
 pub use recovery::init::{

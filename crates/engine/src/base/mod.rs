@@ -1,6 +1,10 @@
 //! What every room stands on: memory, effects on their way out and in flight, and small tools.
 
+pub(crate) mod checkpoints;
+pub(crate) mod consequences;
+
 pub mod device;
+pub(crate) mod flight;
 pub mod mem;
 #[cfg(feature = "mutations")]
 pub mod mutation;
@@ -8,4 +12,5 @@ pub mod mutation;
 pub(crate) mod mutation;
 pub(crate) mod out;
 pub(crate) mod pools;
+pub(crate) mod shared;
 pub(crate) mod util;

@@ -3,6 +3,7 @@
 use crate::api::{
     BackendOp, ControlError, Effect, IoError, PeerOp, RequestError, RequestId, Token, VolumeId,
 };
+use crate::base::flight::Io;
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
 use crate::base::util::Slab;
@@ -11,17 +12,17 @@ use std::collections::VecDeque;
 /// Effects and other work for which memory is kept.
 const ROOM_KEPT: usize = 1024;
 
-/// Effects that nobody has taken yet, and by `T` what each one in flight is for.
-pub(crate) struct Out<T> {
+/// Effects that nobody has taken yet, and what each one in flight is for.
+pub(crate) struct Out {
     effects: VecDeque<Effect>,
-    in_flight: Slab<(T, u32)>,
+    in_flight: Slab<(Io, u32)>,
     generation: u32,
     /// Something has happened since the last look for work.
     stirred: bool,
 }
 
-impl<T> Out<T> {
-    pub(crate) fn new() -> Out<T> {
+impl Out {
+    pub(crate) fn new() -> Out {
         Out {
             effects: VecDeque::with_capacity(ROOM_KEPT),
             in_flight: Slab::with_capacity(ROOM_KEPT),
@@ -31,25 +32,25 @@ impl<T> Out<T> {
     }
 
     /// Reads `buf.len` bytes of the cache device at byte `offset`.
-    pub(crate) fn read(&mut self, io: T, offset: u64, buf: Buf) {
+    pub(crate) fn read(&mut self, io: Io, offset: u64, buf: Buf) {
         let token = self.start(io);
         self.effects.push_back(Effect::DeviceRead { token, offset, buf });
     }
 
     /// Writes `buf` to the cache device at byte `offset`; with `dsync` it is stable when it completes.
-    pub(crate) fn write(&mut self, io: T, offset: u64, buf: Buf, dsync: bool) {
+    pub(crate) fn write(&mut self, io: Io, offset: u64, buf: Buf, dsync: bool) {
         let token = self.start(io);
         self.effects.push_back(Effect::DeviceWrite { token, offset, buf, dsync });
     }
 
     /// Makes all completed writes of the cache device stable.
-    pub(crate) fn sync(&mut self, io: T) {
+    pub(crate) fn sync(&mut self, io: Io) {
         let token = self.start(io);
         self.effects.push_back(Effect::DeviceSync { token });
     }
 
     /// Does something with a volume's backend.
-    pub(crate) fn backend(&mut self, io: T, volume: VolumeId, op: BackendOp) {
+    pub(crate) fn backend(&mut self, io: Io, volume: VolumeId, op: BackendOp) {
         let token = self.start(io);
         self.effects.push_back(Effect::Backend { token, volume, op });
     }
@@ -70,7 +71,7 @@ impl<T> Out<T> {
     }
 
     /// Registers an effect that is going to be in flight.
-    fn start(&mut self, io: T) -> Token {
+    fn start(&mut self, io: Io) -> Token {
         self.generation = self.generation.wrapping_add(1);
         let generation = if mutated!(OtherTokens) { !self.generation } else { self.generation };
         let slot = self.in_flight.insert((io, generation));
@@ -81,7 +82,7 @@ impl<T> Out<T> {
     ///
     /// # Panics
     /// If it is not in flight: the driver has reported it twice.
-    pub(crate) fn end(&mut self, token: Token) -> T {
+    pub(crate) fn end(&mut self, token: Token) -> Io {
         let (io, generation) = self.in_flight.remove(token.0 as u32);
         assert_eq!(generation, (token.0 >> 32) as u32, "an effect is reported once");
         io

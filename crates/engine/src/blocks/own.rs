@@ -101,7 +101,7 @@ impl Engine {
     /// The volume is not there or not attached.
     pub fn set_own(&mut self, id: VolumeId, found: &OwnObjects) -> Result<(), ControlError> {
         self.check_attached(id)?;
-        let volume = self.volume_mut(id);
+        let volume = self.ground.volume_mut(id);
         volume.own.find(found);
         volume.own_known = true;
         Ok(())
@@ -109,7 +109,7 @@ impl Engine {
 
     /// The volume is there and has its backend.
     pub(crate) fn check_attached(&self, id: VolumeId) -> Result<(), ControlError> {
-        match self.volumes.get(id.0 as usize).and_then(Option::as_ref) {
+        match self.ground.volumes.get(id.0 as usize).and_then(Option::as_ref) {
             None => Err(ControlError::Gone),
             Some(volume) if !volume.attached || volume.closing => Err(ControlError::Detached),
             Some(_) => Ok(()),

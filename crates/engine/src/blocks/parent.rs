@@ -44,7 +44,7 @@ impl Engine {
     pub fn set_parent(&mut self, id: VolumeId, parent: VolumeId) -> Result<(), ControlError> {
         self.check_attached(id)?;
         self.check_attached(parent)?;
-        if !self.volume(parent).spec.read_only {
+        if !self.ground.volume(parent).spec.read_only {
             return Err(ControlError::NotParent);
         }
         let mut ancestor = Some(parent);
@@ -52,10 +52,10 @@ impl Engine {
             if of == id {
                 return Err(ControlError::NotParent);
             }
-            ancestor = self.volume(of).parent;
+            ancestor = self.ground.volume(of).parent;
         }
-        let parent_bytes = self.volume(parent).spec.size_bytes;
-        let volume = self.volume_mut(id);
+        let parent_bytes = self.ground.volume(parent).spec.size_bytes;
+        let volume = self.ground.volume_mut(id);
         volume.own.inherit_within(parent_bytes);
         volume.parent = Some(parent);
         Ok(())
@@ -63,14 +63,14 @@ impl Engine {
 
     /// Whether a volume is the parent of another one.
     pub(crate) fn is_parent(&self, id: VolumeId) -> bool {
-        self.volumes.iter().flatten().any(|volume| volume.parent == Some(id))
+        self.ground.volumes.iter().flatten().any(|volume| volume.parent == Some(id))
     }
 
     /// Where a block of a volume is found, and how many of the next `n` are like it.
     pub(crate) fn find(&self, id: VolumeId, block: u64, n: u32) -> Found {
         let (mut id, mut n) = (id, n);
         loop {
-            let volume = self.volume(id);
+            let volume = self.ground.volume(id);
             let (lookup, blocks) = volume.ledger.index().lookup_run(block, n);
             let found = Found { volume: id, lookup, hole: false, blocks };
             if lookup != Lookup::Absent {

@@ -11,17 +11,23 @@
 //! A log has what S3-FIFO does not have, blocks that were written again and stand there dead. Before anything
 //! is dropped, segments of the main stream that are half dead are packed: all that lives in them moves.
 
-use crate::api::{BLOCK_BYTES, IoError, Nanos, VolumeId};
+use crate::api::{BLOCK_BYTES, IoError, VolumeId};
+use crate::base::flight::Io;
 use crate::base::mutation::mutated;
 use crate::base::pools::MOVE_BLOCKS;
 use crate::base::util::runs;
+use crate::blocks::bad::BadCopy;
 use crate::blocks::index::{Lookup, ObjectFlags, Position};
 use crate::blocks::ledger::{Moved, object_of};
 use crate::blocks::space::{RESERVE_READ_CACHE, RESERVE_WRITES, SegmentState};
-use crate::control::volume::DirtyObject;
-use crate::engine::{Engine, Io};
+use crate::cache::Cache;
+use crate::format::summary::decode_summary;
 use crate::format::{RecordKind, Stream, byte, crc32c};
-use crate::log::{Builder, Built, BuiltEntry, RecordFields, decode_summary};
+use crate::ground::Ground;
+use crate::log::build::Builder;
+use crate::log::build::Built;
+use crate::log::build::BuiltEntry;
+use crate::log::build::RecordFields;
 
 /// Segments of a queue that are looked at for a victim.
 const SCAN_MAX: usize = 512;
@@ -68,128 +74,140 @@ struct Job {
 
 /// Reclaim's state.
 #[derive(Default)]
-pub(crate) struct Reclaim {
+pub(super) struct Reclaim {
     job: Option<Job>,
     /// No new job is to be started: somebody waits for the end of this one.
-    pub(crate) hold: bool,
+    hold: bool,
     /// Where in the queue of the main stream the next look for a segment to be packed begins.
     look_from: usize,
+    /// Objects of dirty blocks that a record has moved.
+    moved: Vec<u32>,
     /// Memory of the previous job.
     spare: (Vec<Candidate>, Vec<Candidate>),
 }
 
-impl Reclaim {
-    pub(crate) fn is_idle(&self) -> bool {
-        self.job.is_none()
+impl Cache {
+    /// No segment is being reclaimed.
+    pub(crate) fn reclaim_is_idle(&self) -> bool {
+        self.reclaim.job.is_none()
     }
 
-    /// The device failed: the job will never end.
-    pub(crate) fn abandon(&mut self) {
-        self.job = None;
-    }
-}
-
-impl Engine {
-    /// Free segments below which reclaim works.
-    fn free_target(&self) -> u32 {
-        (self.geo.segments / 32).clamp(RESERVE_READ_CACHE + 3, 256)
+    /// No other segment is reclaimed after the one at hand until [`Cache::resume_reclaim`]: somebody waits for its end.
+    pub(crate) fn hold_reclaim(&mut self) {
+        self.reclaim.hold = true;
     }
 
-    pub(crate) fn pump_reclaim(&mut self) {
-        if self.dead {
+    /// See [`Cache::hold_reclaim`].
+    pub(crate) fn resume_reclaim(&mut self) {
+        self.reclaim.hold = false;
+    }
+
+    /// The device has failed: what is being reclaimed will not be.
+    pub(crate) fn abandon_reclaim(&mut self, ground: &mut Ground) {
+        self.reclaim.job = None;
+        ground.log.set_reclaims(false);
+    }
+
+    /// Reclaims segments as long as too few are free.
+    pub(crate) fn reclaim(&mut self, ground: &mut Ground) {
+        if ground.base.dead {
             return;
         }
         loop {
             let Some(job) = &self.reclaim.job else {
-                let free = self.space.free_count() + self.space.released_count();
-                if free >= self.free_target() || self.reclaim.hold || self.stopping.is_some() {
+                let free = ground.space.free_count() + ground.space.released_count();
+                if free >= free_target(ground) || self.reclaim.hold || ground.base.stopping.is_some() {
                     return;
                 }
-                let Some((segment, packs)) = self.choose() else { return };
-                self.start_reclaim(segment, packs);
+                let Some((segment, packs)) = self.choose(ground) else { return };
+                self.start_reclaim(ground, segment, packs);
                 continue;
             };
             match job.phase {
                 Phase::Summary | Phase::Reading => return,
-                Phase::Sorting => self.reclaim_sort(),
+                Phase::Sorting => self.reclaim_sort(ground),
                 Phase::Moving => {
-                    if !self.reclaim_append() {
+                    if !self.reclaim_append(ground) {
                         return;
                     }
                 }
                 Phase::Publishing if job.appends > 0 => return,
-                Phase::Publishing => self.finish_reclaim(),
+                Phase::Publishing => self.finish_reclaim(ground),
             }
         }
     }
 
     /// The segment that is emptied next, and whether it is packed. What is dead costs nothing, and what is packed costs no block.
-    fn choose(&mut self) -> Option<(u32, bool)> {
-        if let Some(dead) = self.dead_segment() {
+    fn choose(&mut self, ground: &mut Ground) -> Option<(u32, bool)> {
+        if let Some(dead) = self.dead_segment(ground) {
             return Some((dead, false));
         }
-        if let Some(sparse) = self.sparse() {
+        if let Some(sparse) = self.sparse(ground) {
             return Some((sparse, true));
         }
-        self.victim().map(|segment| (segment, false))
+        self.victim(ground).map(|segment| (segment, false))
     }
 
-    fn dead_segment(&self) -> Option<u32> {
-        let log = self.space.sealed(Stream::Log);
-        log.iter().take(SCAN_MAX).copied().find(|&s| self.space.segments[s as usize].is_dead())
+    fn dead_segment(&self, ground: &Ground) -> Option<u32> {
+        let log = ground.space.sealed(Stream::Log);
+        log.iter().take(SCAN_MAX).copied().find(|&s| ground.space.segments[s as usize].is_dead())
     }
 
     /// The segment of the main stream with fewest live blocks, if these are no more than half of it and can move. A part of the stream is
     /// looked at, and if there is none in it the next part the next time.
-    fn sparse(&mut self) -> Option<u32> {
-        let main = self.space.sealed(Stream::Main);
-        if main.is_empty() || self.space.free_count() <= RESERVE_READ_CACHE {
+    fn sparse(&mut self, ground: &mut Ground) -> Option<u32> {
+        let main = ground.space.sealed(Stream::Main);
+        if main.is_empty() || ground.space.free_count() <= RESERVE_READ_CACHE {
             return None;
         }
         let from = self.reclaim.look_from % main.len();
         let part = (from..from + SCAN_MAX.min(main.len())).map(|at| main[at % main.len()]);
-        let segment = |s: u32| &self.space.segments[s as usize];
+        let segment = |s: u32| &ground.space.segments[s as usize];
         let clean = part.filter(|&s| segment(s).dirty == 0);
         let sparse = clean
             .min_by_key(|&s| segment(s).live)
-            .filter(|&s| segment(s).live <= self.geo.segment_blocks / 2);
+            .filter(|&s| segment(s).live <= ground.base.geo.segment_blocks / 2);
         if sparse.is_none() {
             self.reclaim.look_from = from + SCAN_MAX;
         }
         sparse
     }
 
-    fn victim(&self) -> Option<u32> {
-        let segments = &self.space.segments;
-        let queue = |stream| self.space.sealed(stream);
+    fn victim(&self, ground: &Ground) -> Option<u32> {
+        let segments = &ground.space.segments;
+        let queue = |stream| ground.space.sealed(stream);
         let (fill, main, log) = (queue(Stream::Fill), queue(Stream::Main), queue(Stream::Log));
         let clean = |s: &&u32| segments[**s as usize].dirty == 0;
         let log_clean = log.iter().take(SCAN_MAX).find(clean).copied();
         let all = fill.len() + main.len() + log.len();
-        if fill.len() > self.geo.segments as usize / 10 {
+        if fill.len() > ground.base.geo.segments as usize / 10 {
             return fill.front().copied();
         }
         if main.len() * 10 > all * 8 {
             return main.iter().find(clean).copied();
         }
         let clean = log_clean.or_else(|| fill.front().copied()).or_else(|| main.iter().find(clean).copied());
-        if clean.is_some() || self.space.free_count() > RESERVE_WRITES + 1 {
+        if clean.is_some() || ground.space.free_count() > RESERVE_WRITES + 1 {
             return clean;
         }
         // Everything left is dirty, and the drain may be stopped: pack the dirty blocks together.
         // What is being repaired would be found bad again.
-        let blocks = |s: u32| self.geo.segment_block(s)..self.geo.segment_block(s) + self.geo.segment_blocks;
-        let whole = log.iter().copied().filter(|&s| !self.repairs.are_in(blocks(s)));
+        let blocks = |s: u32| {
+            ground.base.geo.segment_block(s)
+                ..ground.base.geo.segment_block(s) + ground.base.geo.segment_blocks
+        };
+        let whole = log.iter().copied().filter(|&s| !ground.bad.are_in(blocks(s)));
         let least = whole.min_by_key(|&s| segments[s as usize].dirty)?;
-        (segments[least as usize].dirty < self.geo.segment_blocks * 15 / 16).then_some(least)
+        (segments[least as usize].dirty < ground.base.geo.segment_blocks * 15 / 16).then_some(least)
     }
 
-    fn start_reclaim(&mut self, segment: u32, packs: bool) {
-        self.space.set_state(segment, SegmentState::Reclaiming);
+    fn start_reclaim(&mut self, ground: &mut Ground, segment: u32, packs: bool) {
+        ground.space.set_state(segment, SegmentState::Reclaiming);
+        ground.log.set_reclaims(true);
         let (mut candidates, mut batch) = std::mem::take(&mut self.reclaim.spare);
         candidates.clear();
         batch.clear();
-        let s = self.space.segments[segment as usize];
+        let s = ground.space.segments[segment as usize];
         self.reclaim.job = Some(Job {
             segment,
             phase: if s.is_dead() { Phase::Publishing } else { Phase::Summary },
@@ -200,59 +218,60 @@ impl Engine {
             reads: 0,
             good: 0,
             appends: 0,
-            survivors_left: self.geo.segment_blocks / 2,
+            survivors_left: ground.base.geo.segment_blocks / 2,
             packs,
         });
         if !s.is_dead() {
             let blocks = u32::from(s.summary_blocks);
-            let first = self.geo.segment_block(segment) + self.geo.segment_blocks - blocks;
-            let buf = self.pools.reclaim_summary.slice(0, blocks as usize * BLOCK_BYTES);
-            self.out.read(Io::ReclaimSummary, byte(first), buf);
+            let first = ground.base.geo.segment_block(segment) + ground.base.geo.segment_blocks - blocks;
+            let buf = ground.base.pools.reclaim_summary.slice(0, blocks as usize * BLOCK_BYTES);
+            ground.base.out.read(Io::ReclaimSummary, byte(first), buf);
         }
     }
 
-    pub(crate) fn reclaim_summary_done(&mut self, result: Result<(), IoError>) {
+    pub(crate) fn reclaim_summary_done(&mut self, ground: &mut Ground, result: Result<(), IoError>) {
         let Some(mut job) = self.reclaim.job.take() else {
-            return assert!(self.dead, "a job reads its summary");
+            return assert!(ground.base.dead, "a job reads its summary");
         };
-        let s = self.space.segments[job.segment as usize];
-        let buf = self.pools.reclaim_summary.slice(0, usize::from(s.summary_blocks) * BLOCK_BYTES);
-        let summary = result
-            .ok()
-            .and_then(|()| decode_summary(&self.geo, job.segment, s.sequence, self.arena.bytes(buf)));
+        let s = ground.space.segments[job.segment as usize];
+        let buf = ground.base.pools.reclaim_summary.slice(0, usize::from(s.summary_blocks) * BLOCK_BYTES);
+        let summary = result.ok().and_then(|()| {
+            decode_summary(&ground.base.geo, job.segment, s.sequence, ground.base.arena.bytes(buf))
+        });
         match summary {
             Some((records, entries)) => {
                 let mut entries = entries.into_iter();
                 for record in records {
-                    let base = self.geo.segment_block(job.segment) + u32::from(record.first_block.get()) + 1;
+                    let base =
+                        ground.base.geo.segment_block(job.segment) + u32::from(record.first_block.get()) + 1;
                     let data =
                         entries.by_ref().take(usize::from(record.entries.get())).filter(|e| e.has_data());
                     for (i, entry) in data.enumerate() {
                         let volume = VolumeId(record.volume.get());
                         let candidate = Candidate { volume, block: entry.block(), position: base + i as u32 };
-                        if self.is_needed(candidate) {
+                        if is_needed(ground, candidate) {
                             job.candidates.push(candidate);
                         }
                     }
                 }
             }
-            None => self.candidates_from_index(&mut job),
+            None => self.candidates_from_index(ground, &mut job),
         }
         // Batches of one stream each, records of one volume each: two in turn would spend a header on every block.
-        job.candidates.sort_by_key(|c| (!self.space.marks.is_dirty(c.position), c.volume.0));
+        job.candidates.sort_by_key(|c| (!ground.space.marks.is_dirty(c.position), c.volume.0));
         let records =
             job.candidates.chunk_by(|a, b| a.volume == b.volume).count() + job.candidates.len() / MOVE_BLOCKS;
         // With a header for each few blocks there is nothing to be gained.
-        job.packs &= job.candidates.len() + records <= self.geo.segment_blocks as usize * 3 / 4;
+        job.packs &= job.candidates.len() + records <= ground.base.geo.segment_blocks as usize * 3 / 4;
         job.phase = Phase::Sorting;
         self.reclaim.job = Some(job);
     }
 
     /// The summary is unreadable: the index knows as well, it only takes longer to ask.
-    fn candidates_from_index(&self, job: &mut Job) {
-        let first = self.geo.segment_block(job.segment);
-        let range = first..first + self.geo.segment_blocks;
-        for (v, volume) in self.volumes.iter().enumerate() {
+    fn candidates_from_index(&self, ground: &Ground, job: &mut Job) {
+        let first = ground.base.geo.segment_block(job.segment);
+        let range = first..first + ground.base.geo.segment_blocks;
+        for (v, volume) in ground.volumes.iter().enumerate() {
             let Some(volume) = volume else { continue };
             let closed = volume.ledger.closed_index();
             let all = std::iter::once(volume.ledger.index()).chain(closed);
@@ -272,39 +291,18 @@ impl Engine {
         job.candidates.sort_by_key(|c| c.position);
         job.candidates.dedup_by_key(|c| c.position);
         let mut candidates = std::mem::take(&mut job.candidates);
-        candidates.retain(|&c| self.is_needed(c));
+        candidates.retain(|&c| is_needed(ground, c));
         job.candidates = candidates;
-    }
-
-    /// The copy is current, or a group needs it.
-    fn is_needed(&self, c: Candidate) -> bool {
-        self.is_current(c) || self.is_frozen(c)
-    }
-
-    fn is_frozen(&self, c: Candidate) -> bool {
-        let marks = &self.space.marks;
-        let volume = self.volumes.get(c.volume.0 as usize).and_then(Option::as_ref);
-        !marks.is_live(c.position)
-            && marks.is_dirty(c.position)
-            && volume.is_some_and(|volume| volume.ledger.closed_has(c.block, c.position))
-    }
-
-    fn is_current(&self, c: Candidate) -> bool {
-        self.space.marks.is_live(c.position)
-            && self.volumes.get(c.volume.0 as usize).and_then(Option::as_ref).is_some_and(|volume| {
-                c.block < volume.blocks_held()
-                    && volume.ledger.index().lookup(c.block) == Lookup::At(c.position)
-            })
     }
 
     /// Decides on candidates until a batch is full or none are left. Those that must stay form batches for the
     /// log, hot ones for the main stream; the others are dropped.
-    fn reclaim_sort(&mut self) {
+    fn reclaim_sort(&mut self, ground: &mut Ground) {
         let mut job = self.reclaim.job.take().expect("a job is being sorted");
-        let probation = self.space.segments[job.segment as usize].stream != Stream::Main;
+        let probation = ground.space.segments[job.segment as usize].stream != Stream::Main;
         while let Some(&c) = job.candidates.get(job.cursor) {
-            if self.is_needed(c) {
-                match self.survives(c, &job) {
+            if is_needed(ground, c) {
+                match self.survives(ground, c, &job) {
                     Some(stream) => {
                         let full = job.batch.len() == MOVE_BLOCKS;
                         if full || !job.batch.is_empty() && stream != job.stream {
@@ -322,7 +320,7 @@ impl Engine {
                         break;
                     }
                     None => {
-                        self.evict(c);
+                        self.evict(ground, c);
                         if probation {
                             self.ghost.insert(c.volume, c.block);
                         }
@@ -339,59 +337,34 @@ impl Engine {
         job.phase = Phase::Reading;
         job.good = 0;
         self.reclaim.job = Some(job);
-        self.read_batch();
+        self.read_batch(ground);
     }
 
     /// The stream that a block is moved to, or `None` if it is to be dropped.
-    fn survives(&self, c: Candidate, job: &Job) -> Option<Stream> {
-        if self.space.marks.is_dirty(c.position) {
+    fn survives(&self, ground: &Ground, c: Candidate, job: &Job) -> Option<Stream> {
+        if ground.space.marks.is_dirty(c.position) {
             return Some(Stream::Log);
         }
         // What waits for a checkpoint is room soon.
-        let room = self.space.free_count() + self.space.released_count() > RESERVE_READ_CACHE;
-        if self.must_stay(c) {
+        let room = ground.space.free_count() + ground.space.released_count() > RESERVE_READ_CACHE;
+        if must_stay(ground, c) {
             return Some(if room { Stream::Main } else { Stream::Log });
         }
-        let hot = job.packs || self.space.marks.refs(c.position) > 0;
+        let hot = job.packs || ground.space.marks.refs(c.position) > 0;
         (room && hot && job.survivors_left > 0).then_some(Stream::Main)
     }
 
-    /// The block is dirty, or without it there might be more extents than a checkpoint holds, so that no segment would become free.
-    fn must_stay(&self, c: Candidate) -> bool {
-        self.space.marks.is_dirty(c.position)
-            || self.budget.extents() >= self.geo.extents_max() * 3 / 4 && self.joins_zeroes(c)
-    }
-
-    /// Cached blocks, this one among them, reach from zeroes to zeroes, none of which are in the backend: one extent (see
-    /// `collect_extents`) as long as all of them are there.
-    fn joins_zeroes(&self, c: Candidate) -> bool {
-        let (index, object) = (self.volume(c.volume).ledger.index(), object_of(c.block));
-        if !index.flags(object).contains(ObjectFlags::ZERO_DIRTY) {
-            return false;
-        }
-        let mut joined_to = u64::MAX;
-        for (block, n, found) in index.runs(object) {
-            match found {
-                Lookup::Zero if block > c.block => return joined_to == block,
-                Lookup::At(_) if joined_to != block => joined_to = u64::MAX,
-                Lookup::Zero | Lookup::At(_) => joined_to = block + u64::from(n),
-                Lookup::Absent | Lookup::Lost => joined_to = u64::MAX,
-            }
-        }
-        false
-    }
-
     /// Drops a clean block.
-    fn evict(&mut self, c: Candidate) {
-        if self.joins_zeroes(c) {
-            self.budget.add_extents(1);
-            self.budget.note_extents_changed();
+    fn evict(&mut self, ground: &mut Ground, c: Candidate) {
+        if joins_zeroes(ground, c) {
+            ground.budget.add_extents(1);
+            ground.budget.note_extents_changed();
         }
-        self.forget_blocks(c.volume, c.block, 1);
-        self.volume_mut(c.volume).count.evicted_blocks += 1;
+        ground.forget_blocks(c.volume, c.block, 1);
+        ground.volume_mut(c.volume).count.evicted_blocks += 1;
     }
 
-    fn read_batch(&mut self) {
+    fn read_batch(&mut self, ground: &mut Ground) {
         let job = self.reclaim.job.as_ref().expect("a job has a batch");
         let mut reads = 0;
         let mut spans = [(0u16, 0u16, 0u32); MOVE_BLOCKS];
@@ -402,24 +375,33 @@ impl Engine {
         self.reclaim.job.as_mut().expect("a job has a batch").reads = reads as u32;
         for &(start, end, position) in &spans[..reads] {
             let len = usize::from(end - start) * BLOCK_BYTES;
-            let buf = self.pools.reclaim_data.slice(usize::from(start) * BLOCK_BYTES, len);
-            self.out.read(Io::ReclaimRead { start, end }, byte(position), buf);
+            let buf = ground.base.pools.reclaim_data.slice(usize::from(start) * BLOCK_BYTES, len);
+            ground.base.out.read(Io::ReclaimRead { start, end }, byte(position), buf);
         }
     }
 
-    pub(crate) fn reclaim_read_done(&mut self, start: u16, end: u16, result: Result<(), IoError>) {
-        let Some(mut job) = self.reclaim.job.take() else { return assert!(self.dead, "a job reads") };
+    /// Blocks of the batch have been read.
+    pub(crate) fn reclaim_read_done(
+        &mut self,
+        ground: &mut Ground,
+        (start, end): (u16, u16),
+        result: Result<(), IoError>,
+    ) {
+        let Some(mut job) = self.reclaim.job.take() else {
+            return assert!(ground.base.dead, "a job reads");
+        };
         for i in usize::from(start)..usize::from(end) {
-            let bytes = self.arena.bytes(self.pools.reclaim_data.slice(i * BLOCK_BYTES, BLOCK_BYTES));
+            let buf = ground.base.pools.reclaim_data.slice(i * BLOCK_BYTES, BLOCK_BYTES);
+            let crc = crc32c(ground.base.arena.bytes(buf));
             let c = job.batch[i];
-            if result.is_ok() && crc32c(bytes) == self.space.marks.crc(c.position) {
+            if result.is_ok() && crc == ground.space.marks.crc(c.position) {
                 job.good |= 1 << i;
-            } else if self.is_needed(c) {
-                self.note_corrupt(c.volume, c.position);
-                if self.space.marks.is_dirty(c.position) {
-                    self.lose_copy(c.volume, c.block, c.position);
+            } else if is_needed(ground, c) {
+                ground.note_corrupt(c.volume, c.position);
+                if ground.space.marks.is_dirty(c.position) {
+                    ground.bad.report(BadCopy::of_anybody(c.volume, c.block, c.position));
                 } else {
-                    self.forget_blocks(c.volume, c.block, 1);
+                    ground.forget_blocks(c.volume, c.block, 1);
                 }
             }
         }
@@ -431,10 +413,10 @@ impl Engine {
     }
 
     /// Appends the batch to its stream; false when there is no room for it now.
-    fn reclaim_append(&mut self) -> bool {
+    fn reclaim_append(&mut self, ground: &mut Ground) -> bool {
         let mut job = self.reclaim.job.take().expect("a job moves");
-        let mut moved = self.append_batch(&mut job);
-        let (free, released) = (self.space.free_count(), self.space.released_count());
+        let mut moved = self.append_batch(ground, &mut job);
+        let (free, released) = (ground.space.free_count(), ground.space.released_count());
         let gives_up = !moved && (free < RESERVE_WRITES || released == 0 && free <= RESERVE_WRITES);
         if gives_up && job.packs {
             job.cursor = job.candidates.len();
@@ -442,9 +424,9 @@ impl Engine {
             moved = true;
         } else if gives_up {
             // Perhaps there will be no room before this segment is free, but for the log.
-            self.evict_batch(&job);
+            self.evict_batch(ground, &job);
             job.stream = Stream::Log;
-            moved = self.append_batch(&mut job);
+            moved = self.append_batch(ground, &mut job);
         }
         if moved {
             job.batch.clear();
@@ -455,41 +437,34 @@ impl Engine {
     }
 
     /// Drops what need not stay of a batch. Nothing that is dropped is appended.
-    fn evict_batch(&mut self, job: &Job) {
+    fn evict_batch(&mut self, ground: &mut Ground, job: &Job) {
         for (i, &c) in job.batch.iter().enumerate() {
-            if job.good >> i & 1 == 1 && !self.must_stay(c) {
-                self.evict(c);
+            if job.good >> i & 1 == 1 && !must_stay(ground, c) {
+                self.evict(ground, c);
             }
         }
     }
 
     /// Appends what is left of the batch, in as many appends as it takes.
-    fn append_batch(&mut self, job: &mut Job) -> bool {
-        let left = (0..job.batch.len()).filter(|&i| !self.is_needed(job.batch[i]));
+    fn append_batch(&mut self, ground: &mut Ground, job: &mut Job) -> bool {
+        let left = (0..job.batch.len()).filter(|&i| !is_needed(ground, job.batch[i]));
         left.for_each(|i| job.good &= !(1 << i));
         if job.good != 0 && job.stream != Stream::Log {
-            self.yield_stream(job.stream);
+            self.issue_fill(ground, job.stream);
         }
         while job.good != 0 {
-            let Some(buf) = self.pools.append.take() else { return false };
-            let mut builder = match self.begin_append(job.stream, buf, (1, 1), true) {
-                Ok(builder) => builder,
-                Err(buf) => {
-                    self.pools.append.give(buf);
-                    return false;
-                }
-            };
+            let Some(mut builder) = ground.begin_move(job.stream) else { return false };
             while job.good != 0 && builder.has_room_for_record() {
-                self.move_record(job, &mut builder);
+                self.move_record(ground, job, &mut builder);
             }
             job.appends += 1;
-            self.issue_append(builder, false);
+            ground.log.issue(&mut ground.base, builder, false);
         }
         true
     }
 
     /// Puts blocks of the batch that belong to one volume into one record.
-    fn move_record(&mut self, job: &mut Job, builder: &mut Builder) {
+    fn move_record(&mut self, ground: &mut Ground, job: &mut Job, builder: &mut Builder) {
         let volume = job.batch[job.good.trailing_zeros() as usize].volume;
         builder.begin_record(volume, RecordKind::Move);
         while job.good != 0 && builder.has_room_for_entry() {
@@ -498,73 +473,108 @@ impl Engine {
             if c.volume != volume {
                 break;
             }
-            let crc = self.space.marks.crc(c.position);
-            let to = builder.push_data(&self.space, c.block, crc, c.position);
-            self.arena.copy(self.pools.reclaim_data.slice(i * BLOCK_BYTES, BLOCK_BYTES), to);
+            let crc = ground.space.marks.crc(c.position);
+            let to = builder.push_data(&ground.space, c.block, crc, c.position);
+            ground.base.arena.copy(ground.base.pools.reclaim_data.slice(i * BLOCK_BYTES, BLOCK_BYTES), to);
             job.good &= !(1 << i);
         }
-        builder.end_record(&mut self.arena, &self.space, self.checkpoint.durable, RecordFields::default());
+        builder.end_record(&mut ground.base, &ground.space, RecordFields::default());
     }
 
-    pub(crate) fn publish_move(&mut self, now: Nanos, record: &Built, entries: &[BuiltEntry]) {
+    /// A record takes effect by which blocks of a volume were moved. Returns the objects of those that are dirty.
+    pub(crate) fn moved(&mut self, ground: &mut Ground, record: &Built, entries: &[BuiltEntry]) -> &[u32] {
+        self.reclaim.moved.clear();
+        let id = record.volume();
+        if ground.volumes[id.0 as usize].is_none() {
+            return &[];
+        }
         let packs = self.reclaim.job.as_ref().is_some_and(|job| job.packs);
         for built in entries {
-            let block = built.entry.block();
-            if self.volumes[record.volume.0 as usize].is_none() {
-                return;
-            }
-            let (volume, space) = self.volume_and_space(record.volume);
-            let places = (built.old, built.position);
+            let block = built.entry().block();
+            let (volume, space) = ground.volume_and_space(id);
+            let places = (built.old(), built.position());
             // A clean block has had its second chance.
-            let dirty = match volume.ledger.moved(space, block, places, built.entry.value(), packs) {
+            match volume.ledger.moved(space, block, places, built.entry().value(), packs) {
                 Moved::Gone => continue,
-                Moved::Frozen => {
-                    self.device.moved_blocks += 1;
-                    continue;
-                }
-                Moved::Current { dirty } => dirty,
-            };
-            let object = object_of(block);
-            let flags = volume.ledger.flags(object);
-            let queued = flags.contains(ObjectFlags::QUEUED);
-            // A drain under way knows the old position only: it will not make this copy clean.
-            if dirty && queued && flags.contains(ObjectFlags::DRAINING) {
-                volume.drain_again(object);
+                Moved::Current { dirty: true } => self.reclaim.moved.push(object_of(block)),
+                Moved::Current { dirty: false } | Moved::Frozen => {}
             }
-            if dirty && !queued && !mutated!(MovedWhileDrained) {
-                let first_sequence = volume.progress.drained() + 1;
-                volume.requeue_dirty(DirtyObject {
-                    object,
-                    first_sequence,
-                    since: now,
-                    drain_from: 0,
-                    wait_for: 0,
-                    then_first: first_sequence,
-                });
-            }
-            self.device.moved_blocks += 1;
+            ground.base.device.moved_blocks += 1;
         }
+        &self.reclaim.moved
     }
 
-    pub(crate) fn reclaim_published(&mut self) {
+    /// An append of moved blocks has taken effect.
+    pub(crate) fn end_move(&mut self) {
         self.reclaim.job.as_mut().expect("moves belong to a job").appends -= 1;
     }
 
-    fn finish_reclaim(&mut self) {
+    fn finish_reclaim(&mut self, ground: &mut Ground) {
         let mut job = self.reclaim.job.take().expect("a job ends");
+        ground.log.set_reclaims(false);
         job.candidates.clear();
         job.batch.clear();
         self.reclaim.spare = (job.candidates, job.batch);
-        let s = &self.space.segments[job.segment as usize];
+        let s = &ground.space.segments[job.segment as usize];
         if !s.is_dead() {
             // Something in it became unreadable in between; it stays until it is looked at again.
-            self.space.set_state(job.segment, SegmentState::Sealed);
+            ground.space.set_state(job.segment, SegmentState::Sealed);
             return;
         }
-        self.space.set_state(job.segment, SegmentState::Released);
+        ground.space.set_state(job.segment, SegmentState::Released);
         if mutated!(SegmentReusedEarly) {
-            self.space.free_released(job.segment);
+            ground.space.free_released(job.segment);
         }
-        self.device.reclaims += 1;
+        ground.base.device.reclaims += 1;
     }
+}
+
+/// Free segments below which reclaim works.
+fn free_target(ground: &Ground) -> u32 {
+    (ground.base.geo.segments / 32).clamp(RESERVE_READ_CACHE + 3, 256)
+}
+
+/// The copy is current, or a group needs it.
+fn is_needed(ground: &Ground, c: Candidate) -> bool {
+    is_current(ground, c) || is_frozen(ground, c)
+}
+
+fn is_frozen(ground: &Ground, c: Candidate) -> bool {
+    let marks = &ground.space.marks;
+    let volume = ground.volumes.get(c.volume.0 as usize).and_then(Option::as_ref);
+    !marks.is_live(c.position)
+        && marks.is_dirty(c.position)
+        && volume.is_some_and(|volume| volume.ledger.closed_has(c.block, c.position))
+}
+
+fn is_current(ground: &Ground, c: Candidate) -> bool {
+    ground.space.marks.is_live(c.position)
+        && ground.volumes.get(c.volume.0 as usize).and_then(Option::as_ref).is_some_and(|volume| {
+            c.block < volume.blocks_held() && volume.ledger.index().lookup(c.block) == Lookup::At(c.position)
+        })
+}
+
+/// The block is dirty, or without it there might be more extents than a checkpoint holds, so that no segment would become free.
+fn must_stay(ground: &Ground, c: Candidate) -> bool {
+    ground.space.marks.is_dirty(c.position)
+        || ground.budget.extents() >= ground.base.geo.extents_max() * 3 / 4 && joins_zeroes(ground, c)
+}
+
+/// Cached blocks, this one among them, reach from zeroes to zeroes, none of which are in the backend: one extent (see
+/// `collect_extents`) as long as all of them are there.
+fn joins_zeroes(ground: &Ground, c: Candidate) -> bool {
+    let (index, object) = (ground.volume(c.volume).ledger.index(), object_of(c.block));
+    if !index.flags(object).contains(ObjectFlags::ZERO_DIRTY) {
+        return false;
+    }
+    let mut joined_to = u64::MAX;
+    for (block, n, found) in index.runs(object) {
+        match found {
+            Lookup::Zero if block > c.block => return joined_to == block,
+            Lookup::At(_) if joined_to != block => joined_to = u64::MAX,
+            Lookup::Zero | Lookup::At(_) => joined_to = block + u64::from(n),
+            Lookup::Absent | Lookup::Lost => joined_to = u64::MAX,
+        }
+    }
+    false
 }

@@ -5,14 +5,13 @@ use crate::base::mutation::mutated;
 use crate::base::out::EIO;
 use crate::control::volume::{DirtyObject, Task, Volume};
 use crate::engine::Engine;
-use crate::format::Stream;
 
 const ETIMEDOUT: i32 = 110;
 
 impl Volume {
     /// There is a peer, and its copy does not count, or not any more.
     fn is_half_paired(&self) -> bool {
-        !self.fenced && self.peer.as_ref().is_some_and(|peer| !peer.is_whole())
+        !self.fenced && self.copy.as_ref().is_some_and(|copy| !copy.is_whole())
     }
 
     /// Nothing is begun any more that takes the backend.
@@ -44,12 +43,12 @@ impl Engine {
     /// `patience_ns`, or there is no such copy any more, the volume goes on as before. It is then as a restart would find it: what is
     /// dirty stays dirty, and it can be attached again, or begin as the copy of another host's.
     pub fn detach(&mut self, now: Nanos, id: VolumeId, patience_ns: Nanos, control: u64) {
-        self.out.stir();
+        self.ground.base.out.stir();
         let is_parent = self.is_parent(id);
-        let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let volume = self.ground.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
         let error = match &volume {
             None => Some(ControlError::Gone),
-            Some(_) if self.dead => Some(ControlError::Device),
+            Some(_) if self.ground.base.dead => Some(ControlError::Device),
             Some(v) if v.task != Task::None => Some(ControlError::Busy),
             Some(v) if !v.attached => Some(ControlError::Detached),
             Some(v) if v.is_half_paired() => Some(ControlError::Paired),
@@ -64,7 +63,7 @@ impl Engine {
             }
             (error, _) => {
                 let result = error.map_or(Ok(()), Err);
-                self.out.control_done(control, result);
+                self.ground.base.out.control_done(control, result);
             }
         }
     }
@@ -75,42 +74,42 @@ impl Engine {
         id: VolumeId,
         (control, stopping, until): (u64, bool, Nanos),
     ) {
-        let dead = self.dead.then_some(ControlError::Device);
-        let parted = self.volume(id).is_half_paired().then_some(ControlError::Paired);
+        let dead = self.ground.base.dead.then_some(ControlError::Device);
+        let parted = self.ground.volume(id).is_half_paired().then_some(ControlError::Paired);
         let late = (now >= until).then_some(ControlError::Backend(IoError::Errno(ETIMEDOUT)));
         // The next flush has to hear of it.
-        let volume = self.volume(id);
+        let volume = self.ground.volume(id);
         let lost = volume.backend.has_lost() && !volume.fenced;
         let lost = lost.then_some(ControlError::Backend(IoError::Errno(EIO)));
         if let Some(error) = dead.or(parted).or(lost).or(late) {
             // It goes on as if nothing had been asked.
-            let volume = self.volume_mut(id);
+            let volume = self.ground.volume_mut(id);
             (volume.task, volume.closing) = (Task::None, false);
-            self.out.stir();
-            return self.out.control_done(control, Err(error));
+            self.ground.base.out.stir();
+            return self.ground.base.out.control_done(control, Err(error));
         }
-        let volume = self.volume(id);
+        let volume = self.ground.volume(id);
         if !stopping {
             if volume.requests > 0 || volume.published < volume.entered {
                 return;
             }
-            self.volume_mut(id).task = Task::Detach { control, stopping: true, until };
+            self.ground.volume_mut(id).task = Task::Detach { control, stopping: true, until };
             self.stop_drain(id);
         }
         if self.is_at_rest(id) || mutated!(DetachedInFlight) {
-            let (volume, space) = self.volume_and_space(id);
+            let (volume, space) = self.ground.volume_and_space(id);
             volume.ledger.thaw(space);
             volume.let_go();
-            self.count_quotas();
-            self.budget.note_extents_changed();
-            self.out.stir();
-            self.out.control_done(control, Ok(()));
+            self.ground.count_quotas();
+            self.ground.budget.note_extents_changed();
+            self.ground.base.out.stir();
+            self.ground.base.out.control_done(control, Ok(()));
         }
     }
 
     /// When a volume that lets go has to be looked at again, if nothing else happens.
     pub(crate) fn detach_deadline(&self, now: Nanos) -> Option<Nanos> {
-        let leaving = self.volumes.iter().flatten().filter_map(|volume| match volume.task {
+        let leaving = self.ground.volumes.iter().flatten().filter_map(|volume| match volume.task {
             Task::Detach { until, .. } => Some((until, volume)),
             _ => None,
         });
@@ -124,23 +123,22 @@ impl Engine {
     /// What the drain has not brought to the image is dirty again, as soon as it comes back.
     fn stop_drain(&mut self, id: VolumeId) {
         self.distrust_backend(id);
-        if let Some(drain) = self.volume(id).drain_open
+        if let Some(drain) = self.ground.volume(id).drain_open
             && self.drains[drain].in_flight == 0
         {
             self.drain_progress(drain);
         }
-        for waiter in std::mem::take(&mut self.volume_mut(id).drain_waiters) {
+        for waiter in std::mem::take(&mut self.ground.volume_mut(id).drain_waiters) {
             let result = Err(ControlError::Detached);
-            self.out.control_done(waiter.control, result);
+            self.ground.base.out.control_done(waiter.control, result);
         }
     }
 
     /// Nothing of the volume is on its way to the backend, or will get into its index, and its log is stable.
     fn is_at_rest(&mut self, id: VolumeId) -> bool {
-        let log = &self.log.streams[Stream::Log as usize];
-        let syncs = self.sync.in_flight.is_some() || log.stable == log.published;
-        let repairs = self.repairs.are_of(id);
-        let volume = self.volume_mut(id);
+        let syncs = self.ground.log.is_syncing() || self.ground.log.is_stable();
+        let repairs = self.ground.bad.are_of(id);
+        let volume = self.ground.volume_mut(id);
         // What went past the cache is to outlive the handle that wrote it.
         let asks = !volume.fenced && volume.backend.is_dirty();
         let asks = asks && !volume.backend.is_flushing() && !volume.backend.wants_flush();
@@ -154,19 +152,21 @@ impl Engine {
             repairs || drains || groups || volume.backend.is_disowning() || volume.direct_in_flight > 0;
         let sequence = volume.log.published();
         let unstable = volume.log.durable() < sequence;
-        self.sync.wanted |= unstable;
-        if asks || unstable && !syncs {
-            self.out.stir();
+        if unstable {
+            self.ground.log.want_stable();
         }
-        let volume = self.volume(id);
-        let copied = volume.fenced || volume.peer.as_ref().is_none_or(|peer| peer.has(sequence, true));
+        if asks || unstable && !syncs {
+            self.ground.base.out.stir();
+        }
+        let volume = self.ground.volume(id);
+        let copied = volume.fenced || volume.copy.as_ref().is_none_or(|copy| copy.has(sequence, true));
         if !copied {
-            self.stabilise_peer(id, sequence);
+            self.ground.stabilise_copy(id, sequence);
         }
         let at_rest = !in_flight && !unflushed && !unstable && copied;
         // What is on its way into the cache is of no use when it arrives.
-        if at_rest && self.cancel_fills(id, 0, u64::MAX / 2) > 0 {
-            self.note_forgotten(id);
+        if at_rest && self.ground.overtake(id, 0, u64::MAX / 2) > 0 {
+            self.ground.note_forgotten(id);
         }
         at_rest
     }

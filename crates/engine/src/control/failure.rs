@@ -1,36 +1,40 @@
 //! What the core does when a part of it is gone: the cache device, or the right to the image.
 
 use crate::api::*;
+use crate::base::consequences::Consequence;
+use crate::base::flight::Io;
+use crate::base::flight::OpId;
 use crate::base::mutation::mutated;
-use crate::control::volume::{OpId, Stage};
-use crate::engine::{Engine, Io};
-use crate::format::Stream;
+use crate::blocks::bad::BadCopy;
+use crate::blocks::index::Lookup;
+use crate::control::volume::Stage;
+use crate::engine::Engine;
 
 impl Engine {
     /// A write or sync of the cache device failed. It is never tried again: what the device holds
     /// after that is unknown. What still verifies is drained; from then on requests go past the cache.
     pub(crate) fn device_failed(&mut self) {
-        if self.dead {
+        if self.ground.base.dead {
             return;
         }
-        self.dead = true;
-        self.device.failed = true;
-        for waiter in self.abandon_checkpoint() {
+        self.ground.base.dead = true;
+        self.ground.base.device.failed = true;
+        for waiter in self.checkpoint.abandon(&mut self.ground.base.checkpoints) {
             let (control, result) = (waiter.control, waiter.on_failure);
-            self.out.control_done(control, result);
+            self.ground.base.out.control_done(control, result);
             if let Some(id) = waiter.added {
                 // No request has been sent to it: nothing of it is in flight.
-                self.volumes[id.0 as usize] = None;
+                self.ground.volumes[id.0 as usize] = None;
             }
         }
-        self.count_quotas();
-        self.fills.abandon();
-        self.budget.abandon();
+        self.ground.count_quotas();
+        self.cache.abandon_fills(&mut self.ground);
+        self.ground.budget.abandon();
         // Published changes whose stability cannot be known any more are acknowledged by the backend.
-        let waiting = std::mem::take(&mut self.sync.waiters).into_iter().map(|(_, id)| id);
+        let waiting = self.ground.log.take_waiting_ops();
         let waiting: Vec<OpId> = waiting.chain(self.all_waiting_for_peers()).collect();
         for id in waiting {
-            if self.volume(self.ops[id].request.volume).replica.is_some() {
+            if self.ground.volume(self.ops[id].request.volume).replica.is_some() {
                 self.complete(id, Err(RequestError::Io));
             } else if self.ops[id].direct {
                 self.redirect(id);
@@ -45,7 +49,7 @@ impl Engine {
             .filter(|(_, op)| op.stage == Stage::InLog && changes(op.request.op))
             .map(|(id, _)| id)
             .collect();
-        for volume in self.volumes.iter_mut().flatten() {
+        for volume in self.ground.volumes.iter_mut().flatten() {
             volume.pending.clear();
             volume.published = volume.entered;
             volume.unpublished_blocks = 0;
@@ -62,21 +66,19 @@ impl Engine {
         for id in unpublished {
             self.redirect(id);
         }
-        for i in 0..self.volumes.len() {
+        for i in 0..self.ground.volumes.len() {
             let id = VolumeId(i as u16);
-            let Some(volume) = &self.volumes[i] else { continue };
+            let Some(volume) = &self.ground.volumes[i] else { continue };
             if volume.ledger.blocks().lost > 0 {
-                self.fail_volume(id);
+                self.ground.fail(id);
             }
             self.update_drained(id);
         }
         // Whatever of the streams and of reclaim comes back from the device now is of no interest.
-        for stream in Stream::ALL {
-            self.log.stream(stream).in_flight.clear();
-        }
-        (0..self.volumes.len()).for_each(|i| self.forget_pending_room(VolumeId(i as u16)));
-        self.reclaim.abandon();
-        self.out.stir();
+        self.ground.log.abandon();
+        (0..self.ground.volumes.len()).for_each(|i| self.forget_pending_room(VolumeId(i as u16)));
+        self.cache.abandon_reclaim(&mut self.ground);
+        self.ground.base.out.stir();
     }
 
     /// A change that the log did not take goes to the backend. The log kept changes of the same blocks apart; from
@@ -99,23 +101,23 @@ impl Engine {
     /// would otherwise find the old content on it and believe it. As long as something of the volume is not in
     /// the image, or is lost, the image must name it: a restart would otherwise serve something older.
     pub(crate) fn disown(&mut self, now: Nanos, id: VolumeId) {
-        let volume = self.volume_mut(id);
+        let volume = self.ground.volume_mut(id);
         if volume.backend.is_disowning()
             || volume.is_dirty() && !mutated!(DisownedWhileDirty)
             || volume.has_redo()
             || volume.failed
-            || volume.peer.is_some() && !mutated!(DisownedWhilePaired)
+            || volume.copy.is_some() && !mutated!(DisownedWhilePaired)
             || !volume.backend.may_send(now)
         {
             return;
         }
         volume.backend.begin_disown();
-        self.backend(Io::Disown { volume: id }, id, BackendOp::Disown);
+        self.ground.backend(Io::Disown { volume: id }, id, BackendOp::Disown);
     }
 
     pub(crate) fn disown_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
-        self.note_backend_result(now, id, result);
-        let volume = self.volume_mut(id);
+        self.ground.note_backend_result(now, id, result);
+        let volume = self.ground.volume_mut(id);
         volume.backend.end_disown(result.is_ok());
         volume.recheck = true;
     }
@@ -125,35 +127,59 @@ impl Engine {
     /// # Panics
     /// If there is no such volume.
     pub fn fence(&mut self, id: VolumeId) {
-        let volume = self.volume_mut(id);
-        if volume.fenced || !volume.attached {
-            return;
-        }
-        volume.fenced = true;
-        self.answer_waiting(id, ControlError::Backend(IoError::Fenced));
+        self.ground.fence(id);
+        self.settle();
     }
 
-    /// A dirty block has no good copy left and the cache device cannot record that. The volume answers
-    /// nothing any more: what the image holds is older than what its clients have seen. It keeps its place in
-    /// the image's record (see [`Engine::disown`]), so that a restart does not serve the image either.
-    pub(crate) fn fail_volume(&mut self, id: VolumeId) {
-        let volume = self.volume_mut(id);
-        if volume.failed {
+    /// Acts on what rooms have found out, until there is nothing more.
+    pub(crate) fn settle(&mut self) {
+        loop {
+            if let Some(bad) = self.ground.bad.next_found() {
+                self.repair_or_lose(bad);
+                continue;
+            }
+            match self.ground.base.consequences.pop() {
+                Some(Consequence::Fenced(id)) => {
+                    self.answer_waiting(id, ControlError::Backend(IoError::Fenced));
+                }
+                Some(Consequence::Failed(id)) => {
+                    let lost = self.ground.volume(id).ledger.blocks().lost;
+                    self.answer_waiting(id, ControlError::Lost(lost));
+                }
+                Some(Consequence::Drained(id)) => self.pump_through(id),
+                None => return,
+            }
+        }
+    }
+
+    /// A dirty copy has no good content. With none at the peer either the block is lost; if only a group needed the copy, the block's
+    /// newer content goes on without the older.
+    fn repair_or_lose(&mut self, bad: BadCopy) {
+        let (id, block, position) = (bad.volume(), bad.block(), bad.position());
+        if self.ground.volume(id).ledger.index().lookup(block) == Lookup::At(position) {
+            if !self.repair(id, block, position) {
+                self.ground.lose_for_good(id, block, position);
+            }
             return;
         }
-        volume.failed = true;
-        let lost = volume.ledger.blocks().lost;
-        self.answer_waiting(id, ControlError::Lost(lost));
+        let (volume, space) = self.ground.volume_and_space(id);
+        if !bad.is_current_only()
+            && volume.ledger.lose_frozen(space, block, position)
+            && self.ground.base.dead
+        {
+            // Its group would be no state that the volume ever had.
+            self.ground.fail(id);
+        }
     }
 
     /// Answers what waits in a volume that serves nothing any more.
     fn answer_waiting(&mut self, id: VolumeId, error: ControlError) {
-        let volume = self.volume_mut(id);
+        let volume = self.ground.volume_mut(id);
         // Parked operations see it themselves, and those in flight when they come back.
         let mut waiting: Vec<OpId> = volume.through.drain(..).chain(volume.held.drain(..)).collect();
         volume.locks.values_mut().for_each(|lock| waiting.extend(lock.waiting.drain(..)));
-        let peer = volume.peer.as_mut();
-        let (ops, parts) = peer.map(|peer| peer.take_waiting()).unwrap_or_default();
+        let copy = volume.copy.as_mut();
+        let (ops, parts) = copy.map(|copy| copy.take_waiting()).unwrap_or_default();
         waiting.extend(ops);
         let pending = std::mem::take(&mut volume.pending);
         for op in pending {
@@ -161,19 +187,19 @@ impl Engine {
                 self.ops[op].error = Some(RequestError::Io);
             } else {
                 waiting.push(op);
-                self.volume_mut(id).published += 1;
+                self.ground.volume_mut(id).published += 1;
             }
         }
         self.forget_pending_room(id);
-        let volume = self.volume_mut(id);
+        let volume = self.ground.volume_mut(id);
         for waiter in std::mem::take(&mut volume.drain_waiters) {
-            self.out.control_done(waiter.control, Err(error));
+            self.ground.base.out.control_done(waiter.control, Err(error));
         }
         for op in waiting {
             self.complete(op, Err(RequestError::Io));
         }
         parts.into_iter().for_each(|part| self.drain_stable(part));
-        self.volume_mut(id).recheck = true;
+        self.ground.volume_mut(id).recheck = true;
     }
 }
 

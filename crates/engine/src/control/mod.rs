@@ -8,14 +8,16 @@ pub(crate) mod snapshot;
 pub(crate) mod volume;
 
 use crate::api::*;
+use crate::base::flight::Io;
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
+use crate::base::shared::LAST_CHECKPOINT;
 use crate::blocks::index::{Lookup, ObjectFlags};
 use crate::blocks::ledger::object_of;
 use crate::blocks::own::OwnObjects;
 use crate::checkpoint::Waiter;
 use crate::control::volume::{DrainWaiter, Task, Volume};
-use crate::engine::{Engine, Io};
+use crate::engine::Engine;
 use crate::format::{Stream, crc32c};
 use crate::status::{DeviceStatus, VolumeState, VolumeStatus};
 
@@ -26,9 +28,6 @@ const VERIFY_IN_FLIGHT: u32 = 8;
 const STATUS_COST_MAX: u64 = 4 * 1024;
 /// What a stretch costs beside its cached blocks, of which each costs 1.
 const STRETCH_COST: u64 = 4;
-
-/// In [`Engine::stopping`]: the checkpoint that ends a shutdown has begun.
-pub(crate) const LAST_CHECKPOINT: u64 = u64::MAX;
 
 /// Why a volume cannot be added or attached.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -116,7 +115,7 @@ pub(crate) struct Verify {
 impl Engine {
     /// All volumes that the device knows, attached or not.
     pub fn volumes(&self) -> Vec<(VolumeId, VolumeSpec)> {
-        let all = self.volumes.iter().enumerate();
+        let all = self.ground.volumes.iter().enumerate();
         all.filter_map(|(i, v)| Some((VolumeId(i as u16), v.as_ref()?.spec.clone()))).collect()
     }
 
@@ -131,35 +130,35 @@ impl Engine {
         let mut volume = Volume::new(spec);
         volume.attached = true;
         if volume.spec.drain == DrainOrder::Grouped && volume.mode == Mode::WriteBack {
-            volume.begin_groups(&self.space, now, false);
+            volume.begin_groups(&self.ground.space, now, false);
         }
         self.insert_volume(volume, control)
     }
 
     /// Gives a volume a number; `control` is complete when a restart finds it.
     pub(crate) fn insert_volume(&mut self, volume: Volume, control: u64) -> Result<VolumeId, AddError> {
-        if self.dead {
+        if self.ground.base.dead {
             return Err(AddError::Device);
         }
-        if self.volumes.iter().flatten().any(|v| v.spec.name == volume.spec.name) {
+        if self.ground.volumes.iter().flatten().any(|v| v.spec.name == volume.spec.name) {
             return Err(AddError::Exists(volume.spec.name));
         }
         let is_free = |&i: &usize| {
-            self.volumes[i].is_none() && self.leaving.iter().all(|&(_, id)| usize::from(id.0) != i)
+            self.ground.volumes[i].is_none() && self.leaving.iter().all(|&(_, id)| usize::from(id.0) != i)
         };
-        let at = (0..self.volumes.len()).find(is_free).unwrap_or(self.volumes.len());
-        if at == self.geo.volume_pages as usize {
-            return Err(AddError::TooMany(self.geo.volume_pages));
+        let at = (0..self.ground.volumes.len()).find(is_free).unwrap_or(self.ground.volumes.len());
+        if at == self.ground.base.geo.volume_pages as usize {
+            return Err(AddError::TooMany(self.ground.base.geo.volume_pages));
         }
-        if at == self.volumes.len() {
-            self.volumes.push(None);
+        if at == self.ground.volumes.len() {
+            self.ground.volumes.push(None);
         }
-        self.volumes[at] = Some(Box::new(volume));
-        self.count_quotas();
+        self.ground.volumes[at] = Some(Box::new(volume));
+        self.ground.count_quotas();
         let id = VolumeId(at as u16);
-        self.out.stir();
+        self.ground.base.out.stir();
         let on_failure = Err(ControlError::Device);
-        self.checkpoint.waiters.push(Waiter { control, on_failure, added: Some(id) });
+        self.checkpoint.wait(Waiter { control, on_failure, added: Some(id) });
         Ok(id)
     }
 
@@ -170,7 +169,7 @@ impl Engine {
     /// # Errors
     /// See [`AddError`]; nothing has changed then.
     pub fn attach(&mut self, now: Nanos, id: VolumeId, attach: Attach, control: u64) -> Result<(), AddError> {
-        let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let volume = self.ground.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
         let volume = volume.filter(|v| !v.attached && v.published == v.entered && v.task == Task::None);
         let volume = volume.ok_or(AddError::NotDetached)?;
         let spec = VolumeSpec {
@@ -190,11 +189,11 @@ impl Engine {
             return Err(AddError::Shrunk(spec.size_bytes));
         }
         if blocks < old_blocks {
-            self.forget_blocks(id, blocks, old_blocks - blocks);
+            self.ground.forget_blocks(id, blocks, old_blocks - blocks);
         }
-        let dead = self.dead;
+        let dead = self.ground.base.dead;
         self.withdraw_room(id);
-        let volume = self.volume_mut(id);
+        let volume = self.ground.volume_mut(id);
         volume.mode = if dead { Mode::WriteAround } else { spec.mode };
         volume.own = OwnObjects::none(spec.size_bytes);
         volume.own_known = false;
@@ -203,23 +202,23 @@ impl Engine {
         volume.degraded = Degraded::No;
         // A flush of the owner's to its copy says nothing about clients that are still to come.
         volume.replica = None;
-        volume.peer = None;
+        volume.copy = None;
         volume.flushes = false;
         volume.backend.attach();
-        self.count_quotas();
+        self.ground.count_quotas();
         if !attach.keep_clean && !mutated!(CleanKeptWithoutProof) {
             self.drop_clean(id);
         }
-        let (volume, space) = self.volume_and_space(id);
+        let (volume, space) = self.ground.volume_and_space(id);
         let grouped = volume.spec.drain == DrainOrder::Grouped;
         let dirty = volume.is_dirty();
         if grouped && (volume.mode == Mode::WriteBack || dirty && !mutated!(AttachedWithoutGroups)) {
             volume.begin_groups(space, now, dirty);
             volume.backlog_sequence = volume.log.published();
         }
-        self.out.stir();
+        self.ground.base.out.stir();
         if attach.mode == Mode::Off && !dead {
-            self.volume_mut(id).task = Task::Purge { control, attaching: true };
+            self.ground.volume_mut(id).task = Task::Purge { control, attaching: true };
         } else {
             self.persist_or(control, Ok(()));
         }
@@ -229,21 +228,21 @@ impl Engine {
     /// Changes the dirty quota (0 for the default share). Where all volumes together were given more than the cache
     /// holds, each has less in proportion; [`VolumeStatus::dirty_bytes_max`] tells what is in force.
     pub fn set_dirty_bytes_max(&mut self, _now: Nanos, id: VolumeId, bytes: u64, control: u64) {
-        self.out.stir();
+        self.ground.base.out.stir();
         let Some(volume) = self.controllable(id, control, false) else { return };
         volume.spec.dirty_bytes_max = bytes;
-        self.count_quotas();
+        self.ground.count_quotas();
         self.persist(control);
     }
 
     /// Replaces [`VolumeSpec::attachment`]. [`Effect::ControlDone`] comes when a restart will find the new one,
     /// whatever else is being done to the volume.
     pub fn set_attachment(&mut self, _now: Nanos, id: VolumeId, attachment: Vec<u8>, control: u64) {
-        let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let volume = self.ground.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
         let error = match &volume {
             None => Some(ControlError::Gone),
             Some(_) if attachment.len() > ATTACHMENT_BYTES_MAX => Some(ControlError::TooLong),
-            Some(_) if self.dead => Some(ControlError::Device),
+            Some(_) if self.ground.base.dead => Some(ControlError::Device),
             Some(_) => None,
         };
         match (error, volume) {
@@ -253,14 +252,14 @@ impl Engine {
             }
             (error, _) => {
                 let result = error.map_or(Ok(()), Err);
-                self.out.control_done(control, result);
+                self.ground.base.out.control_done(control, result);
             }
         }
     }
 
     /// Replaces [`VolumeSpec::attachment`] as of what is recorded next. One that is too long changes nothing.
     pub fn replace_attachment(&mut self, id: VolumeId, attachment: Vec<u8>) {
-        let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let volume = self.ground.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
         if let Some(volume) = volume.filter(|_| attachment.len() <= ATTACHMENT_BYTES_MAX) {
             volume.spec.attachment = attachment;
         }
@@ -269,15 +268,15 @@ impl Engine {
     /// Drains what is dirty now; [`Effect::ControlDone`] comes when all of it is in the image, or was changed again and is in
     /// the redo.
     pub fn drain(&mut self, _now: Nanos, id: VolumeId, control: u64) {
-        self.out.stir();
+        self.ground.base.out.stir();
         if self.controllable(id, control, true).is_none() {
             return;
         }
         if self.is_stuck(id) {
-            let result = Err(self.volume(id).loss().unwrap_or(ControlError::Failed));
-            return self.out.control_done(control, result);
+            let result = Err(self.ground.volume(id).loss().unwrap_or(ControlError::Failed));
+            return self.ground.base.out.control_done(control, result);
         }
-        let volume = self.volume_mut(id);
+        let volume = self.ground.volume_mut(id);
         let sequence = volume.log.built();
         volume.drain_all_until = volume.drain_all_until.max(sequence);
         volume.drain_waiters.push(DrainWaiter { control, sequence });
@@ -288,23 +287,23 @@ impl Engine {
     /// requests are refused from now on. A parent stays as long as it has clones. Without a backend only a volume can be forgotten of which
     /// nothing is dirty or lost, unverified.
     pub fn remove(&mut self, _now: Nanos, id: VolumeId, verify: bool, control: u64) {
-        self.out.stir();
+        self.ground.base.out.stir();
         let Some(volume) = self.controllable(id, control, true) else { return };
         let needs_backend = verify || volume.failed || volume.is_dirty() || volume.ledger.blocks().lost > 0;
         if !volume.attached && needs_backend && volume.replica.is_none() {
             let result = Err(ControlError::Detached);
-            return self.out.control_done(control, result);
+            return self.ground.base.out.control_done(control, result);
         }
         if self.is_parent(id) {
             let result = Err(ControlError::IsParent);
-            return self.out.control_done(control, result);
+            return self.ground.base.out.control_done(control, result);
         }
-        if self.volume(id).peer.is_some() {
+        if self.ground.volume(id).copy.is_some() {
             let result = Err(ControlError::Paired);
-            return self.out.control_done(control, result);
+            return self.ground.base.out.control_done(control, result);
         }
         self.withdraw_room(id);
-        let volume = self.volume_mut(id);
+        let volume = self.ground.volume_mut(id);
         volume.closing = true;
         volume.drain_all_until = u64::MAX;
         volume.task = Task::Remove { control, verify };
@@ -313,8 +312,14 @@ impl Engine {
     /// Forgets a volume that has no backend, with everything that the cache holds of it, dirty or lost. Until [`Effect::ControlDone`] a
     /// crash may bring it back as it was.
     pub fn give_up(&mut self, now: Nanos, id: VolumeId, control: u64) {
-        self.out.stir();
-        if self.volumes.get(id.0 as usize).and_then(Option::as_ref).is_some_and(|v| v.replica.is_some()) {
+        self.ground.base.out.stir();
+        if self
+            .ground
+            .volumes
+            .get(id.0 as usize)
+            .and_then(Option::as_ref)
+            .is_some_and(|v| v.replica.is_some())
+        {
             // Another host's: nothing here is the only copy.
             return self.remove(now, id, false, control);
         }
@@ -326,9 +331,9 @@ impl Engine {
             _ => None,
         };
         if let Some(error) = error {
-            return self.out.control_done(control, Err(error));
+            return self.ground.base.out.control_done(control, Err(error));
         }
-        let volume = self.volume_mut(id);
+        let volume = self.ground.volume_mut(id);
         volume.closing = true;
         volume.task = Task::GiveUp { control };
     }
@@ -338,9 +343,9 @@ impl Engine {
     /// [`EngineConfig::stop_flush_ns_max`] is not waited for; its volume's status tells.
     /// Requests that wait for the backend or for room are not answered any more.
     pub fn shutdown(&mut self, now: Nanos, control: u64) {
-        self.out.stir();
-        self.stopping = Some(control);
-        self.stop_by = now.saturating_add(self.config.stop_flush_ns_max);
+        self.ground.base.out.stir();
+        self.ground.base.stopping = Some(control);
+        self.stop_by = now.saturating_add(self.ground.base.config.stop_flush_ns_max);
     }
 
     /// The volume if an operation on it may begin now; else that is the operation's answer.
@@ -350,17 +355,17 @@ impl Engine {
         control: u64,
         without_device: bool,
     ) -> Option<&mut Volume> {
-        let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let volume = self.ground.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
         let error = match &volume {
             None => Some(ControlError::Gone),
-            Some(_) if self.dead && !without_device => Some(ControlError::Device),
+            Some(_) if self.ground.base.dead && !without_device => Some(ControlError::Device),
             Some(v) if v.task != Task::None => Some(ControlError::Busy),
             Some(v) if v.fenced => Some(ControlError::Backend(IoError::Fenced)),
             Some(_) => None,
         };
         match error {
             Some(error) => {
-                self.out.control_done(control, Err(error));
+                self.ground.base.out.control_done(control, Err(error));
                 None
             }
             None => volume.map(|v| &mut **v),
@@ -374,20 +379,20 @@ impl Engine {
 
     /// As `persist`, with the answer if the device fails.
     fn persist_or(&mut self, control: u64, on_failure: Result<(), ControlError>) {
-        self.out.stir();
-        if self.dead {
-            self.out.control_done(control, on_failure);
+        self.ground.base.out.stir();
+        if self.ground.base.dead {
+            self.ground.base.out.control_done(control, on_failure);
         } else {
-            self.checkpoint.waiters.push(Waiter { control, on_failure, added: None });
+            self.checkpoint.wait(Waiter { control, on_failure, added: None });
         }
     }
 
     /// Goes on with removals, purges and the shutdown.
     pub(crate) fn pump_tasks(&mut self, now: Nanos) {
-        self.reclaim.hold = false;
-        for i in 0..self.volumes.len() {
+        self.cache.resume_reclaim();
+        for i in 0..self.ground.volumes.len() {
             let id = VolumeId(i as u16);
-            match self.volumes[i].as_ref().map(|v| v.task) {
+            match self.ground.volumes[i].as_ref().map(|v| v.task) {
                 Some(Task::Purge { control, attaching }) => self.pump_purge(now, id, control, attaching),
                 Some(Task::Remove { control, verify }) => self.pump_remove(now, id, control, verify),
                 Some(Task::GiveUp { control }) => self.pump_give_up(now, id, control),
@@ -405,14 +410,14 @@ impl Engine {
 
     /// Takes the last checkpoint of a shutdown as soon as nothing is on its way any more.
     fn pump_stop(&mut self, now: Nanos) {
-        let Some(control) = self.stopping.filter(|&c| c != LAST_CHECKPOINT) else { return };
-        let idle = self.log.is_idle() && self.checkpoint.is_idle() && self.reclaim.is_idle();
-        let held = self.volumes.iter().flatten().any(|v| !v.held.is_empty());
+        let Some(control) = self.ground.base.stopping.filter(|&c| c != LAST_CHECKPOINT) else { return };
+        let idle = self.ground.log.is_idle() && self.checkpoint.is_idle() && self.cache.reclaim_is_idle();
+        let held = self.ground.volumes.iter().flatten().any(|v| !v.held.is_empty());
         let flushed = self.backends_are_flushed() || now >= self.stop_by;
-        if (idle || self.dead) && flushed && !held && !self.fills.has_open() {
-            self.stopping = Some(LAST_CHECKPOINT);
+        if (idle || self.ground.base.dead) && flushed && !held && !self.cache.has_open_fills() {
+            self.ground.base.stopping = Some(LAST_CHECKPOINT);
             self.persist(control);
-            self.pump_checkpoint(now);
+            self.checkpoint.begin(&mut self.ground, now);
         }
     }
 
@@ -420,7 +425,7 @@ impl Engine {
     fn backends_are_flushed(&mut self) -> bool {
         let mut flushed = true;
         let mut stir = false;
-        for volume in self.volumes.iter_mut().flatten().filter(|v| v.attached && !v.fenced) {
+        for volume in self.ground.volumes.iter_mut().flatten().filter(|v| v.attached && !v.fenced) {
             if volume.direct_in_flight > 0 {
                 flushed = false;
             } else if volume.backend.is_dirty() {
@@ -432,87 +437,93 @@ impl Engine {
             }
         }
         if stir {
-            self.out.stir();
+            self.ground.base.out.stir();
         }
         flushed
     }
 
     /// When a shutdown looks at its backends again if none of them answers.
     pub(crate) fn stop_deadline(&self, now: Nanos) -> Option<Nanos> {
-        self.stopping.filter(|&c| c != LAST_CHECKPOINT)?;
-        let volumes =
-            self.volumes.iter().flatten().filter(|v| v.backend.wants_flush() && !v.backend.is_flushing());
+        self.ground.base.stopping.filter(|&c| c != LAST_CHECKPOINT)?;
+        let volumes = self
+            .ground
+            .volumes
+            .iter()
+            .flatten()
+            .filter(|v| v.backend.wants_flush() && !v.backend.is_flushing());
         let retry = volumes.map(|v| v.backend.retry_at()).filter(|&at| at > now).min();
         retry.into_iter().chain((self.stop_by > now).then_some(self.stop_by)).min()
     }
 
     /// Nothing of a failed volume is committed any more, so that it never gets clean.
     fn is_stuck(&self, id: VolumeId) -> bool {
-        let volume = self.volume(id);
+        let volume = self.ground.volume(id);
         volume.failed && volume.ledger.is_uncommitted()
     }
 
     /// Drained, and still.
     fn is_quiet(&mut self, now: Nanos, id: VolumeId) -> bool {
-        let volume = self.volume(id);
+        let volume = self.ground.volume(id);
         !volume.is_dirty() && !volume.has_redo() && self.is_still(now, id)
     }
 
     /// Nothing is on its way into the cache: the volume's blocks can go, if they are drained or given up.
     fn is_still(&mut self, now: Nanos, id: VolumeId) -> bool {
-        let volume = self.volume(id);
+        let volume = self.ground.volume(id);
         if volume.published < volume.entered || volume.direct_in_flight > 0 {
             return false;
         }
-        if self.cancel_fills(id, 0, u64::MAX / 2) > 0 {
-            self.note_forgotten(id);
+        if self.ground.overtake(id, 0, u64::MAX / 2) > 0 {
+            self.ground.note_forgotten(id);
         }
-        self.pump_fills(now, true);
-        let fills_idle = |s: Stream| self.log.streams[s as usize].in_flight.is_empty();
+        self.cache.issue_fills(&mut self.ground, now, true);
+        let fills_idle = |s: Stream| self.ground.log.in_flight(s) == 0;
         let idle = fills_idle(Stream::Fill) && fills_idle(Stream::Main);
         // Under load one job of reclaim follows the other: the next one has to wait.
-        self.reclaim.hold |= idle && !self.reclaim.is_idle();
-        idle && self.reclaim.is_idle()
+        if idle && !self.cache.reclaim_is_idle() {
+            self.cache.hold_reclaim();
+        }
+        idle && self.cache.reclaim_is_idle()
     }
 
     fn pump_purge(&mut self, now: Nanos, id: VolumeId, control: u64, attaching: bool) {
-        if self.volume(id).fenced {
-            self.volume_mut(id).task = Task::None;
+        if self.ground.volume(id).fenced {
+            self.ground.volume_mut(id).task = Task::None;
             let result = if attaching { Ok(()) } else { Err(ControlError::Backend(IoError::Fenced)) };
-            self.out.control_done(control, result);
+            self.ground.base.out.control_done(control, result);
         } else if self.is_stuck(id) {
-            self.volume_mut(id).task = Task::None;
+            self.ground.volume_mut(id).task = Task::None;
             let result = if attaching { Ok(()) } else { Err(ControlError::Failed) };
-            self.out.control_done(control, result);
+            self.ground.base.out.control_done(control, result);
         } else if self.is_quiet(now, id) {
             // What is lost stays lost: the image holds something older.
             self.drop_clean(id);
-            self.volume_mut(id).task = Task::None;
+            self.ground.volume_mut(id).task = Task::None;
             self.persist_or(control, if attaching { Ok(()) } else { Err(ControlError::Device) });
         }
     }
 
     fn pump_remove(&mut self, now: Nanos, id: VolumeId, control: u64, verify: bool) {
         if self.verify.volume == Some(id) && self.verify.in_flight > 0 {
-            if !self.volume(id).fenced && self.is_quiet(now, id) {
+            if !self.ground.volume(id).fenced && self.is_quiet(now, id) {
                 self.pump_verify(id);
             }
             return;
         }
-        if self.volume(id).fenced {
+        if self.ground.volume(id).fenced {
             return self.end_remove(id, control, Err(ControlError::Backend(IoError::Fenced)));
         }
         if self.is_stuck(id) {
-            let error = self.volume(id).loss().unwrap_or(ControlError::Failed);
+            let error = self.ground.volume(id).loss().unwrap_or(ControlError::Failed);
             return self.end_remove(id, control, Err(error));
         }
-        if self.volume(id).replica.is_some() && !self.empty_replica(id) {
+        if self.ground.volume(id).replica.is_some() && !self.empty_replica(id) {
             return;
         }
-        if self.volume(id).requests > 0 || !self.is_quiet(now, id) {
+        if self.ground.volume(id).requests > 0 || !self.is_quiet(now, id) {
             return;
         }
-        if let Some(error) = self.volume(id).loss() {
+        if let Some(error) = self.ground.volume(id).loss() {
             return self.end_remove(id, control, Err(error));
         }
         if verify {
@@ -534,9 +545,9 @@ impl Engine {
     }
 
     fn pump_give_up(&mut self, now: Nanos, id: VolumeId, control: u64) {
-        if self.volume(id).requests == 0 && self.is_still(now, id) {
+        if self.ground.volume(id).requests == 0 && self.is_still(now, id) {
             // What reads as zero may be all that the cache has of a place.
-            self.budget.note_extents_changed();
+            self.ground.budget.note_extents_changed();
             self.end_remove(id, control, Ok(()));
         }
     }
@@ -544,8 +555,8 @@ impl Engine {
     /// Whether the image can do without the cache: all that was written is on its stable media, and it
     /// does not name a cache device that failed.
     fn backend_is_told(&mut self, now: Nanos, id: VolumeId) -> bool {
-        let dead = self.dead;
-        let volume = self.volume_mut(id);
+        let dead = self.ground.base.dead;
+        let volume = self.ground.volume_mut(id);
         if !volume.attached {
             return true; // Nothing of it is dirty: the image lacks nothing, whatever its record says.
         }
@@ -555,32 +566,32 @@ impl Engine {
         }
         if volume.backend.is_dirty() && !volume.backend.wants_flush() {
             volume.backend.want_flush();
-            self.out.stir();
+            self.ground.base.out.stir();
         }
-        let volume = self.volume(id);
+        let volume = self.ground.volume(id);
         !volume.backend.is_flushing() && !volume.backend.wants_flush()
     }
 
     fn end_remove(&mut self, id: VolumeId, control: u64, result: Result<(), ControlError>) {
         if self.verify.volume == Some(id) {
             self.verify = Verify::default();
-            self.out.stir(); // Others may be waiting for their turn.
+            self.ground.base.out.stir(); // Others may be waiting for their turn.
         }
         if result.is_err() {
-            let volume = self.volume_mut(id);
+            let volume = self.ground.volume_mut(id);
             volume.task = Task::None;
             volume.closing = false;
             volume.drain_all_until = 0;
-            self.out.control_done(control, result);
+            self.ground.base.out.control_done(control, result);
             return;
         }
-        let blocks = self.volume(id).blocks();
-        self.forget_blocks(id, 0, blocks);
-        self.volumes[id.0 as usize] = None;
+        let blocks = self.ground.volume(id).blocks();
+        self.ground.forget_blocks(id, 0, blocks);
+        self.ground.volumes[id.0 as usize] = None;
         // The driver has the volume under its number until it is told.
         self.leaving.push((control, id));
-        self.count_quotas();
-        self.ghost.clear();
+        self.ground.count_quotas();
+        self.cache.forget_evicted();
         // With the device gone nothing names the volume any more, and the backend has everything.
         self.persist_or(control, Ok(()));
     }
@@ -591,16 +602,16 @@ impl Engine {
             let Some((block, blocks)) = self.next_to_verify(id) else {
                 self.verify.finished = self.verify.in_flight == 0;
                 if self.verify.finished {
-                    self.out.stir();
+                    self.ground.base.out.stir();
                 }
                 return;
             };
-            let Some(buf) = self.pools.drain.take() else { return };
+            let Some(buf) = self.ground.base.pools.drain.take() else { return };
             self.verify.next = block + u64::from(blocks);
             self.verify.in_flight += 1;
             let part = buf.slice(0, blocks as usize * BLOCK_BYTES);
             let offset = block * BLOCK_BYTES as u64;
-            self.backend(
+            self.ground.backend(
                 Io::Verify { volume: id, block, blocks, buf },
                 id,
                 BackendOp::Read { offset, buf: part },
@@ -611,7 +622,7 @@ impl Engine {
     /// The next stretch of cached blocks that is to be verified.
     fn next_to_verify(&self, id: VolumeId) -> Option<(u64, u32)> {
         let next = self.verify.next;
-        let index = self.volumes[id.0 as usize].as_ref()?.ledger.index();
+        let index = self.ground.volumes[id.0 as usize].as_ref()?.ledger.index();
         let mut runs = index.objects(object_of(next)).flat_map(|object| index.runs(object));
         let is_left = |&(block, n, found): &(u64, u32, Lookup)| {
             matches!(found, Lookup::At(_)) && block + u64::from(n) > next
@@ -631,35 +642,36 @@ impl Engine {
         buf: Buf,
         result: Result<(), IoError>,
     ) {
-        self.note_backend_result(now, id, result);
+        self.ground.note_backend_result(now, id, result);
         self.verify.in_flight -= 1;
         if let Err(error) = result {
             self.verify.result = Some(ControlError::Backend(error));
         } else {
             for i in 0..blocks as usize {
-                let Lookup::At(position) = self.volume(id).ledger.index().lookup(block + i as u64) else {
+                let Lookup::At(position) = self.ground.volume(id).ledger.index().lookup(block + i as u64)
+                else {
                     continue;
                 };
-                let bytes = self.arena.bytes(buf.slice(i * BLOCK_BYTES, BLOCK_BYTES));
-                if crc32c(bytes) != self.space.marks.crc(position) {
+                let bytes = self.ground.base.arena.bytes(buf.slice(i * BLOCK_BYTES, BLOCK_BYTES));
+                if crc32c(bytes) != self.ground.space.marks.crc(position) {
                     let byte = (block + i as u64) * BLOCK_BYTES as u64;
                     self.verify.result = Some(ControlError::Differs(byte));
                     break;
                 }
             }
         }
-        self.pools.drain.give(buf);
+        self.ground.base.pools.drain.give(buf);
     }
 
     fn drop_clean(&mut self, id: VolumeId) {
-        self.note_forgotten(id);
-        let (volume, space) = self.volume_and_space(id);
+        self.ground.note_forgotten(id);
+        let (volume, space) = self.ground.volume_and_space(id);
         volume.ledger.forget_clean(space);
     }
 
     /// State and counters of a volume.
     pub fn volume_status(&self, now: Nanos, id: VolumeId) -> Option<VolumeStatus> {
-        let volume = self.volumes.get(id.0 as usize)?.as_ref()?;
+        let volume = self.ground.volumes.get(id.0 as usize)?.as_ref()?;
         let block = BLOCK_BYTES as u64;
         let drains = volume.drains.iter().map(|&d| self.drains[d].entry.since);
         let oldest = volume.dirty_objects.front().map(|d| d.since).into_iter().chain(drains).min();
@@ -690,7 +702,7 @@ impl Engine {
             dirty: volume.is_dirty() || volume.ledger.dirty() > 0,
             dirty_bytes: volume.ledger.held() * block,
             dirty_zero_bytes: blocks.zero * block,
-            dirty_bytes_max: self.dirty_bytes_max(id),
+            dirty_bytes_max: self.ground.dirty_bytes_max(id),
             dirty_age_ns: age(oldest),
             exposed_bytes: exposed_blocks * block,
             exposed_age_ns: age(exposed_since),
@@ -708,25 +720,27 @@ impl Engine {
 
     /// State and counters of the cache device.
     pub fn device_status(&self) -> DeviceStatus {
-        let index: usize = self.volumes.iter().flatten().map(|v| v.ledger.index().memory_bytes()).sum();
-        let index = index + self.space.marks.memory_bytes() + self.ghost.memory_bytes();
-        let frozen: u64 = self.volumes.iter().flatten().map(|v| v.ledger.frozen()).sum();
+        let index: usize =
+            self.ground.volumes.iter().flatten().map(|v| v.ledger.index().memory_bytes()).sum();
+        let index = index + self.ground.space.marks.memory_bytes() + self.cache.memory_bytes();
+        let frozen: u64 = self.ground.volumes.iter().flatten().map(|v| v.ledger.frozen()).sum();
         DeviceStatus {
-            volumes_max: self.geo.volume_pages,
-            failed: self.dead,
-            size_bytes: self.geo.device_blocks * BLOCK_BYTES as u64,
-            segment_bytes: u64::from(self.geo.segment_blocks) * BLOCK_BYTES as u64,
-            segments: u64::from(self.geo.segments),
-            segments_free: u64::from(self.space.free_count()),
-            segments_dirty: self.space.segments.iter().filter(|s| s.dirty > 0).count() as u64,
-            dirty_share_bytes: self.budget.quota_of_another(&self.space),
-            reclaiming: !self.reclaim.is_idle(),
+            volumes_max: self.ground.base.geo.volume_pages,
+            failed: self.ground.base.dead,
+            size_bytes: self.ground.base.geo.device_blocks * BLOCK_BYTES as u64,
+            segment_bytes: u64::from(self.ground.base.geo.segment_blocks) * BLOCK_BYTES as u64,
+            segments: u64::from(self.ground.base.geo.segments),
+            segments_free: u64::from(self.ground.space.free_count()),
+            segments_dirty: self.ground.space.segments.iter().filter(|s| s.dirty > 0).count() as u64,
+            dirty_share_bytes: self.ground.budget.quota_of_another(&self.ground.space),
+            reclaiming: !self.cache.reclaim_is_idle(),
             checkpointing: !self.checkpoint.is_idle(),
             index_bytes: index as u64,
-            cached_blocks: self.space.live_blocks() + frozen,
-            arena_used_bytes: (self.arena.len_bytes() - self.arena.free_bytes()) as u64,
-            arena_bytes: self.arena.len_bytes() as u64,
-            ..self.device
+            cached_blocks: self.ground.space.live_blocks() + frozen,
+            arena_used_bytes: (self.ground.base.arena.len_bytes() - self.ground.base.arena.free_bytes())
+                as u64,
+            arena_bytes: self.ground.base.arena.len_bytes() as u64,
+            ..self.ground.base.device
         }
     }
 
@@ -742,7 +756,7 @@ impl Engine {
         out: &mut Vec<Extent>,
     ) -> u64 {
         out.clear();
-        let Some(Some(volume)) = self.volumes.get(id.0 as usize) else { return 0 };
+        let Some(Some(volume)) = self.ground.volumes.get(id.0 as usize) else { return 0 };
         let block = BLOCK_BYTES as u64;
         let end = offset.saturating_add(len).min(volume.spec.size_bytes);
         let mut at = offset;
@@ -757,16 +771,23 @@ impl Engine {
             let found = self.find(id, at / block, max);
             let (n, dirty) = match found.lookup {
                 Lookup::At(position) => {
-                    let dirty = self.space.marks.is_dirty(position);
+                    let dirty = self.ground.space.marks.is_dirty(position);
                     let same = (position..position + found.blocks)
-                        .take_while(|&p| self.space.marks.is_dirty(p) == dirty);
+                        .take_while(|&p| self.ground.space.marks.is_dirty(p) == dirty);
                     (same.count() as u32, dirty)
                 }
                 Lookup::Zero => {
                     let object = object_of(at / block);
                     let last = (u64::from(object) + 1) * crate::blocks::index::OBJECT_BLOCKS as u64;
                     let n = u64::from(found.blocks).min(last - at / block) as u32;
-                    (n, self.volume(found.volume).ledger.flags(object).contains(ObjectFlags::ZERO_DIRTY))
+                    (
+                        n,
+                        self.ground
+                            .volume(found.volume)
+                            .ledger
+                            .flags(object)
+                            .contains(ObjectFlags::ZERO_DIRTY),
+                    )
                 }
                 _ => (found.blocks, false),
             };

@@ -9,13 +9,13 @@ impl Engine {
     /// drained and its blocks are dropped; for the others when it is recorded. Going to write-through
     /// with a backlog, writes are acknowledged at half of the drain's speed until the backlog is gone.
     pub fn set_mode(&mut self, now: Nanos, id: VolumeId, mode: Mode, control: u64) {
-        self.out.stir();
+        self.ground.base.out.stir();
         if self.controllable(id, control, false).is_none() {
             return;
         }
-        self.volume_mut(id).spec.mode = mode;
+        self.ground.volume_mut(id).spec.mode = mode;
         self.enter_mode(now, id);
-        let volume = self.volume_mut(id);
+        let volume = self.ground.volume_mut(id);
         if mode == Mode::Off {
             volume.task = Task::Purge { control, attaching: false };
         } else {
@@ -26,12 +26,12 @@ impl Engine {
     /// Says what a volume in write-back does for now, while it is to have a second copy and none counts (RFC 9). Nothing of
     /// that is recorded: with every [`Engine::attach`] it is the caller's to say again, before the first request.
     pub fn set_degraded(&mut self, now: Nanos, id: VolumeId, degraded: Degraded) {
-        let dead = self.dead;
-        let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let dead = self.ground.base.dead;
+        let volume = self.ground.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
         let Some(volume) = volume.filter(|volume| volume.degraded != degraded) else { return };
         volume.degraded = degraded;
-        self.out.stir();
-        let volume = self.volume_mut(id);
+        self.ground.base.out.stir();
+        let volume = self.ground.volume_mut(id);
         if volume.spec.mode == Mode::WriteBack && !dead {
             self.enter_mode(now, id);
         }
@@ -39,7 +39,7 @@ impl Engine {
 
     /// Puts the mode that the volume is to have in force.
     fn enter_mode(&mut self, now: Nanos, id: VolumeId) {
-        let (volume, space) = self.volume_and_space(id);
+        let (volume, space) = self.ground.volume_and_space(id);
         let mode = match volume.spec.mode {
             Mode::WriteBack if volume.degraded != Degraded::No => Mode::WriteThrough,
             mode => mode,

@@ -1,11 +1,12 @@
 //! Resizing: a volume becomes larger after its image has, and smaller before it does.
 
 use crate::api::{BLOCK_BYTES, BackendOp, ControlError, IoError, Nanos, VOLUME_BYTES_MAX, VolumeId};
+use crate::base::flight::Io;
 use crate::base::mutation::mutated;
 use crate::blocks::index::OBJECT_BLOCKS;
 use crate::blocks::ledger::object_of;
 use crate::control::volume::{Task, Volume};
-use crate::engine::{Engine, Io};
+use crate::engine::Engine;
 
 /// A change of size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,20 +74,20 @@ impl Engine {
     /// [`Effect::ControlDone`](crate::api::Effect::ControlDone) comes when both have the new size and a restart will find it. When the backend refuses,
     /// the volume has its old size; what the cache held beyond the new end is lost all the same.
     pub fn resize(&mut self, _now: Nanos, id: VolumeId, size_bytes: u64, control: u64) {
-        self.out.stir();
+        self.ground.base.out.stir();
         let Some(volume) = self.controllable(id, control, false) else { return };
         let whole = size_bytes.is_multiple_of(BLOCK_BYTES as u64);
         let error = match () {
             () if !volume.attached => Some(ControlError::Detached),
             () if volume.spec.read_only => Some(ControlError::ReadOnly),
-            () if volume.peer.is_some() => Some(ControlError::Paired),
+            () if volume.copy.is_some() => Some(ControlError::Paired),
             () if size_bytes == 0 || size_bytes > VOLUME_BYTES_MAX || !whole => {
                 Some(ControlError::Size(size_bytes))
             }
             () => volume.loss(),
         };
         if let Some(error) = error {
-            return self.out.control_done(control, Err(error));
+            return self.ground.base.out.control_done(control, Err(error));
         }
         let old_bytes = volume.spec.size_bytes;
         let shrinks = size_bytes < old_bytes;
@@ -101,12 +102,12 @@ impl Engine {
     }
 
     pub(crate) fn pump_resize(&mut self, id: VolumeId, resize: Resize) {
-        let dead = self.dead;
-        let volume = self.volume_mut(id);
+        let dead = self.ground.base.dead;
+        let volume = self.ground.volume_mut(id);
         let stage = match resize.stage {
             Stage::Backend => return,
             Stage::Recorded { number, result } => {
-                if self.checkpoint.durable >= number {
+                if self.ground.base.checkpoints.durable() >= number {
                     self.end_resize(id, result);
                 } else if dead {
                     self.end_resize(id, result.and(Err(ControlError::Device)));
@@ -130,11 +131,11 @@ impl Engine {
             }
             Stage::Drains => {
                 let first = object_of(volume.blocks());
-                if self.volume(id).drains.iter().any(|&d| self.drains[d].entry.object >= first) {
+                if self.ground.volume(id).drains.iter().any(|&d| self.drains[d].entry.object >= first) {
                     return;
                 }
                 self.truncate(id);
-                let volume = self.volume_mut(id);
+                let volume = self.ground.volume_mut(id);
                 let sequence = volume.log.built();
                 volume.drain_all_until = volume.drain_all_until.max(sequence);
                 Stage::Drain { sequence }
@@ -143,36 +144,36 @@ impl Engine {
                 if volume.progress.drained() < sequence {
                     return;
                 }
-                self.checkpoint.wanted = true;
-                Stage::Checkpoint { number: self.checkpoint.next_number() }
+                self.ground.base.checkpoints.want();
+                Stage::Checkpoint { number: self.ground.base.checkpoints.next() }
             }
-            Stage::Checkpoint { number } if self.checkpoint.durable < number => return,
+            Stage::Checkpoint { number } if self.ground.base.checkpoints.durable() < number => return,
             Stage::Checkpoint { .. } => Stage::Backend,
         };
-        self.volume_mut(id).task = Task::Resize(Resize { stage, ..resize });
-        self.out.stir();
+        self.ground.volume_mut(id).task = Task::Resize(Resize { stage, ..resize });
+        self.ground.base.out.stir();
         if stage == Stage::Backend {
             self.resize_image(id, resize.size_bytes);
         }
     }
 
     fn resize_image(&mut self, id: VolumeId, size_bytes: u64) {
-        self.backend(Io::Resize { volume: id }, id, BackendOp::Resize { size_bytes });
+        self.ground.backend(Io::Resize { volume: id }, id, BackendOp::Resize { size_bytes });
     }
 
     pub(crate) fn resize_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
-        self.note_fence(now, id, result);
+        self.ground.note_fence(now, id, result);
         let result = result.map_err(ControlError::Backend);
-        let number = self.checkpoint.next_number();
-        let volume = self.volume_mut(id);
+        let number = self.ground.base.checkpoints.next();
+        let volume = self.ground.volume_mut(id);
         let Task::Resize(resize) = &mut volume.task else { unreachable!("the volume is being resized") };
         resize.stage = Stage::Recorded { number, result };
-        self.checkpoint.wanted = true;
-        self.out.stir();
+        self.ground.base.checkpoints.want();
+        self.ground.base.out.stir();
     }
 
     fn end_resize(&mut self, id: VolumeId, result: Result<(), ControlError>) {
-        let volume = self.volume_mut(id);
+        let volume = self.ground.volume_mut(id);
         let Task::Resize(resize) = volume.task else { unreachable!("the volume is being resized") };
         // What an image has become it is, whether that could be recorded or not.
         let changed = match resize.stage {
@@ -183,20 +184,20 @@ impl Engine {
         volume.task = Task::None;
         // The drain goes back to what it has left out.
         volume.drain_cursor = 0;
-        self.out.control_done(resize.control, result);
+        self.ground.base.out.control_done(resize.control, result);
     }
 
     /// Drops everything beyond the end.
     fn truncate(&mut self, id: VolumeId) {
-        self.note_forgotten(id);
-        self.cancel_fills(id, self.volume(id).blocks(), u64::MAX / 2);
-        let (volume, space) = self.volume_and_space(id);
+        self.ground.note_forgotten(id);
+        self.ground.overtake(id, self.ground.volume(id).blocks(), u64::MAX / 2);
+        let (volume, space) = self.ground.volume_and_space(id);
         let end = volume.blocks();
         volume.ledger.truncate(space, end);
         let first = end.div_ceil(OBJECT_BLOCKS as u64) as u32;
         volume.dirty_objects.retain(|dirty| dirty.object < first);
         volume.drain_cursor = 0;
-        self.ghost.clear();
+        self.cache.forget_evicted();
         self.update_drained(id);
     }
 }

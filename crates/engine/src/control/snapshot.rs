@@ -5,11 +5,12 @@
 //! as usual, so that this is short.
 
 use crate::api::{BackendOp, ControlError, IoError, Mode, Nanos, VolumeId};
+use crate::base::flight::Io;
 use crate::base::mutation::mutated;
 use crate::blocks::index::ObjectFlags;
 use crate::control::volume::{DirtyObject, Task, Volume};
 use crate::drain::group::GROUP_BLOCKS_MAX;
-use crate::engine::{Engine, Io};
+use crate::engine::Engine;
 
 /// How often what has become dirty during the drain is drained before the cut, if it is more than a group.
 const PASSES_MAX: u32 = 4;
@@ -78,7 +79,7 @@ impl Engine {
     /// with every write that was acknowledged before, exactly at a point of the acknowledged order where the drain goes by
     /// groups. Requests go on. [`Effect::ControlDone`](crate::api::Effect::ControlDone) tells when it is there.
     pub fn snapshot(&mut self, _now: Nanos, id: VolumeId, control: u64) {
-        self.out.stir();
+        self.ground.base.out.stir();
         let Some(volume) = self.controllable(id, control, false) else { return };
         let error = match () {
             () if !volume.attached => Some(ControlError::Detached),
@@ -88,7 +89,7 @@ impl Engine {
             () => volume.loss(),
         };
         if let Some(error) = error {
-            return self.out.control_done(control, Err(error));
+            return self.ground.base.out.control_done(control, Err(error));
         }
         let sequence = volume.log.built();
         volume.drain_all_until = volume.drain_all_until.max(sequence);
@@ -96,8 +97,8 @@ impl Engine {
     }
 
     pub(crate) fn pump_snapshot(&mut self, now: Nanos, id: VolumeId, control: u64, step: Step) {
-        let dead = self.dead;
-        let (volume, space) = self.volume_and_space(id);
+        let dead = self.ground.base.dead;
+        let (volume, space) = self.ground.volume_and_space(id);
         let error = match () {
             () if step == Step::Taking => return,
             () if volume.fenced => Some(ControlError::Backend(IoError::Fenced)),
@@ -134,22 +135,22 @@ impl Engine {
         };
         let Some(step) = next else { return };
         volume.task = Task::Snapshot { control, step };
-        self.out.stir();
+        self.ground.base.out.stir();
         if step == Step::Taking {
-            self.backend(Io::Snapshot { volume: id }, id, BackendOp::Snapshot { control });
+            self.ground.backend(Io::Snapshot { volume: id }, id, BackendOp::Snapshot { control });
         }
     }
 
     pub(crate) fn snapshot_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
-        self.note_fence(now, id, result);
-        let Task::Snapshot { control, .. } = self.volume(id).task else {
+        self.ground.note_fence(now, id, result);
+        let Task::Snapshot { control, .. } = self.ground.volume(id).task else {
             unreachable!("a snapshot was being taken")
         };
         self.end_snapshot(id, control, result.map_err(ControlError::Backend));
     }
 
     fn end_snapshot(&mut self, id: VolumeId, control: u64, result: Result<(), ControlError>) {
-        let (volume, space) = self.volume_and_space(id);
+        let (volume, space) = self.ground.volume_and_space(id);
         volume.task = Task::None;
         if volume.ledger.cut_index().is_some() {
             volume.groups.as_mut().expect("a cut is one of its groups").closed = None;
@@ -160,12 +161,12 @@ impl Engine {
             closed.whole = false;
         }
         // Their objects are not brought to the cut any more.
-        for i in 0..self.volume(id).drains.len() {
-            let d = self.volume(id).drains[i];
+        for i in 0..self.ground.volume(id).drains.len() {
+            let d = self.ground.volume(id).drains[i];
             self.drains[d].cut = false;
         }
-        self.volume_mut(id).recheck = true;
-        self.out.stir();
-        self.out.control_done(control, result);
+        self.ground.volume_mut(id).recheck = true;
+        self.ground.base.out.stir();
+        self.ground.base.out.control_done(control, result);
     }
 }

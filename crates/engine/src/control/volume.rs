@@ -5,6 +5,7 @@ use crate::api::{
     VolumeSpec,
 };
 use crate::backend::Backend;
+use crate::base::flight::OpId;
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
 use crate::blocks::index::{ObjectFlags, Position};
@@ -17,9 +18,9 @@ use crate::control::snapshot::Step;
 use crate::drain::group::Groups;
 use crate::drain::progress::Progress;
 use crate::format::{COUNTER_MAX, VolumeItem};
+use crate::log::copy::SecondCopy;
 use crate::log::sequences::Sequences;
 use crate::peers::follower::{Incoming, Replica};
-use crate::peers::owner::Peer;
 use crate::status::VolumeCounters;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -27,9 +28,6 @@ use zerocopy::FromZeros;
 
 /// Entries of the queue of dirty objects for which memory is kept.
 const QUEUE_ROOM_KEPT: usize = 4096;
-
-/// Index of a client's operation in the core's slab.
-pub(crate) type OpId = u32;
 
 /// An edge block of an unaligned write: the client's part of it and the block's old content.
 #[derive(Debug, Clone, Copy)]
@@ -235,7 +233,7 @@ pub(crate) struct Volume {
     pub(crate) own_known: bool,
     pub(crate) count: VolumeCounters,
     /// Its second copy, at another host.
-    pub(crate) peer: Option<Box<Peer>>,
+    pub(crate) copy: Option<Box<SecondCopy>>,
     /// It is itself the second copy of another host's volume.
     pub(crate) replica: Option<Box<Replica>>,
 }
@@ -294,7 +292,7 @@ impl Volume {
             own,
             own_known: false,
             count: VolumeCounters::default(),
-            peer: None,
+            copy: None,
             replica: None,
         }
     }
@@ -391,7 +389,7 @@ impl Volume {
 
     /// Something is lost, or was since its copy began.
     pub(crate) fn has_loss(&self) -> bool {
-        let lost = self.loss().is_some() || self.peer.as_ref().is_some_and(|peer| peer.lost);
+        let lost = self.loss().is_some() || self.copy.as_ref().is_some_and(|copy| copy.has_lost());
         lost && !mutated!(LossForgotten)
     }
 
@@ -508,6 +506,27 @@ impl Volume {
         let at = self.dirty_objects.partition_point(|d| d.first_sequence < entry.first_sequence);
         self.dirty_objects.insert(at, entry);
         self.drain_cursor = self.drain_cursor.min(at);
+    }
+
+    /// Something dirty of an object stands at another place now.
+    pub(crate) fn note_moved(&mut self, object: u32, now: Nanos) {
+        let flags = self.ledger.flags(object);
+        let queued = flags.contains(ObjectFlags::QUEUED);
+        // A drain under way knows the old position only: it will not make this copy clean.
+        if queued && flags.contains(ObjectFlags::DRAINING) {
+            self.drain_again(object);
+        }
+        if !queued && !mutated!(MovedWhileDrained) {
+            let first_sequence = self.progress.drained() + 1;
+            self.requeue_dirty(DirtyObject {
+                object,
+                first_sequence,
+                since: now,
+                drain_from: 0,
+                wait_for: 0,
+                then_first: first_sequence,
+            });
+        }
     }
 
     /// Something of a queued object can be drained at once, whatever the rest waits for.

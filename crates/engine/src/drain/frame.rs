@@ -1,15 +1,17 @@
 //! Frames: the parts in which a group's redo is read from the cache device and written beside the image.
 
 use crate::api::{BLOCK_BYTES, BackendOp, IoError, Nanos, VolumeId};
+use crate::base::flight::Io;
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
 use crate::base::util::runs;
+use crate::blocks::bad::BadCopy;
 use crate::blocks::index::{Lookup, Position};
 use crate::drain::group::Closed;
-use crate::engine::{Engine, Io};
+use crate::engine::Engine;
 use crate::format::redo::{FRAME_BLOCKS_MAX, FRAME_ENTRIES_MAX, FrameName, encode_header, frame_bytes};
 use crate::format::{Entry, EntryKind, byte, crc32c};
-use crate::front::ack::Deferred;
+use crate::log::stable::Deferred;
 
 /// A part of a group's redo on its way from the cache device to the backend.
 #[derive(Debug, Clone)]
@@ -37,14 +39,14 @@ struct FrameBlock {
 impl Engine {
     /// Begins the next frame of the closed group; false when there is none, or no buffer for it.
     pub(crate) fn redo_next(&mut self, id: VolumeId) -> bool {
-        let volume = self.volume(id);
+        let volume = self.ground.volume(id);
         let Some(closed) = volume.groups.as_ref().and_then(|groups| groups.closed.as_ref()) else {
             return false;
         };
         if closed.again.is_empty() && volume.ledger.is_gathered() {
             return false;
         }
-        let Some(buf) = self.pools.drain.take() else { return false };
+        let Some(buf) = self.ground.base.pools.drain.take() else { return false };
         let again = self.closed_mut(id).again.pop();
         let frame = match again {
             Some(frame) => Some(self.refresh_frame(frame, buf)),
@@ -52,25 +54,25 @@ impl Engine {
         };
         let Some(frame) = frame else {
             // Nothing is left to gather: the group can be committed.
-            self.pools.drain.give(buf);
-            self.out.stir();
+            self.ground.base.pools.drain.give(buf);
+            self.ground.base.out.stir();
             return false;
         };
         self.closed_mut(id).in_flight += 1;
-        self.volume_mut(id).drain_in_flight += 1;
+        self.ground.volume_mut(id).drain_in_flight += 1;
         let index = self.frames.insert(frame);
         self.read_frame(index);
         true
     }
 
     fn closed_mut(&mut self, id: VolumeId) -> &mut Closed {
-        let groups = self.volume_mut(id).groups.as_mut().expect("a volume with groups");
+        let groups = self.ground.volume_mut(id).groups.as_mut().expect("a volume with groups");
         groups.closed.as_mut().expect("a group is closed")
     }
 
     /// Gathers what fits into a frame of what is in none.
     fn fill_frame(&mut self, id: VolumeId, buf: Buf) -> Option<Frame> {
-        let volume = self.volume_mut(id);
+        let volume = self.ground.volume_mut(id);
         let blocks_end = volume.blocks_held();
         let closed = volume.groups.as_mut().and_then(|g| g.closed.as_mut()).expect("a group is closed");
         let mut frame = Frame {
@@ -100,7 +102,7 @@ impl Engine {
 
     /// The frame again, in another buffer: its blocks may have been moved or lost meanwhile.
     fn refresh_frame(&mut self, mut frame: Frame, buf: Buf) -> Frame {
-        let index = self.volume(frame.volume).ledger.closed_index().expect("a group is closed");
+        let index = self.ground.volume(frame.volume).ledger.closed_index().expect("a group is closed");
         frame.blocks.retain_mut(|part| match index.lookup(part.block) {
             Lookup::At(position) => {
                 part.position = position;
@@ -123,9 +125,9 @@ impl Engine {
             return self.seal_frame(index);
         }
         for (start, end, position) in spans {
-            self.space.pin(position);
+            self.ground.space.pin(position);
             let buf = buf.slice(frame_bytes(start), (end - start) * BLOCK_BYTES);
-            self.out.read(
+            self.ground.base.out.read(
                 Io::FrameRead { frame: index, start: start as u16, end: end as u16 },
                 byte(position),
                 buf,
@@ -135,14 +137,14 @@ impl Engine {
 
     pub(crate) fn frame_read_done(&mut self, index: u32, start: u16, end: u16, result: Result<(), IoError>) {
         let (first, id) = (self.frames[index].blocks[usize::from(start)].position, self.frames[index].volume);
-        self.space.unpin(first);
+        self.ground.space.unpin(first);
         let mut lost = Vec::new();
         let frame = &mut self.frames[index];
         for i in usize::from(start)..usize::from(end) {
             let FrameBlock { block, position, .. } = frame.blocks[i];
-            let crc = crc32c(self.arena.bytes(frame.buf.slice(frame_bytes(i), BLOCK_BYTES)));
+            let crc = crc32c(self.ground.base.arena.bytes(frame.buf.slice(frame_bytes(i), BLOCK_BYTES)));
             frame.blocks[i].crc = crc;
-            let verifies = crc == self.space.marks.crc(position);
+            let verifies = crc == self.ground.space.marks.crc(position);
             if result.is_err() || !verifies && !mutated!(SkipDrainCrc) {
                 frame.bad = true;
                 if frame.second {
@@ -152,8 +154,8 @@ impl Engine {
         }
         frame.reads -= 1;
         for (block, position) in lost {
-            self.note_corrupt(id, position);
-            self.lose_copy(id, block, position);
+            self.ground.note_corrupt(id, position);
+            self.ground.bad.report(BadCopy::of_anybody(id, block, position));
         }
         let frame = &mut self.frames[index];
         if frame.reads > 0 {
@@ -168,32 +170,24 @@ impl Engine {
         }
     }
 
-    /// A copy that a group needs has no good content: the block is lost, or its newer content goes on without the older.
-    pub(crate) fn lose_copy(&mut self, id: VolumeId, block: u64, position: Position) {
-        if self.volume(id).ledger.index().lookup(block) == Lookup::At(position) {
-            return self.lose_block(id, block, position);
-        }
-        let (volume, space) = self.volume_and_space(id);
-        if volume.ledger.lose_frozen(space, block, position) && self.dead {
-            // Its group would be no state that the volume ever had.
-            self.fail_volume(id);
-        }
-    }
-
     /// All blocks are in the buffer: the header goes in front of them, and the frame to the backend.
     fn seal_frame(&mut self, index: u32) {
         let frame = &self.frames[index];
         let id = frame.volume;
-        let volume = self.volume(id);
+        let volume = self.ground.volume(id);
         let group = volume.groups.as_ref().and_then(|g| g.closed.as_ref()).expect("a group is closed").group;
-        let name =
-            FrameName { uuid: self.geo.uuid, generation: volume.spec.generation, group, frame: frame.number };
+        let name = FrameName {
+            uuid: self.ground.base.geo.uuid,
+            generation: volume.spec.generation,
+            group,
+            frame: frame.number,
+        };
         let data = frame.blocks.iter().map(|part| Entry::new(EntryKind::Data, part.block, part.crc));
         let zeroes = frame.zeroes.iter().map(|&(block, n, keep)| {
             Entry::new(if keep { EntryKind::WriteZeroes } else { EntryKind::Discard }, block, n)
         });
         let header = frame.buf.slice(0, BLOCK_BYTES);
-        encode_header(self.arena.bytes_mut(header), name, data.chain(zeroes));
+        encode_header(self.ground.base.arena.bytes_mut(header), name, data.chain(zeroes));
         self.when_stable(id, Deferred::Frame(index));
     }
 
@@ -203,21 +197,25 @@ impl Engine {
         let (id, number) = (frame.volume, frame.number);
         let buf = frame.buf.slice(0, frame_bytes(frame.blocks.len()));
         let group = self.closed_mut(id).group;
-        self.volume_mut(id).drain_writes += 1;
-        self.backend(Io::FrameWrite { frame: index }, id, BackendOp::RedoWrite { group, frame: number, buf });
+        self.ground.volume_mut(id).drain_writes += 1;
+        self.ground.backend(
+            Io::FrameWrite { frame: index },
+            id,
+            BackendOp::RedoWrite { group, frame: number, buf },
+        );
     }
 
     pub(crate) fn frame_write_done(&mut self, now: Nanos, index: u32, result: Result<(), IoError>) {
         let id = self.frames[index].volume;
-        self.volume_mut(id).drain_writes -= 1;
-        self.note_backend_result(now, id, result);
+        self.ground.volume_mut(id).drain_writes -= 1;
+        self.ground.note_backend_result(now, id, result);
         if result.is_err() {
             return self.give_back_frame(index);
         }
         let frame = self.frames.remove(index);
         let bytes = frame_bytes(frame.blocks.len());
-        self.pools.drain.give(frame.buf);
-        let volume = self.volume_mut(id);
+        self.ground.base.pools.drain.give(frame.buf);
+        let volume = self.ground.volume_mut(id);
         volume.drain_in_flight -= 1;
         volume.count.redo_bytes += bytes as u64;
         self.closed_mut(id).in_flight -= 1;
@@ -227,10 +225,10 @@ impl Engine {
     pub(crate) fn give_back_frame(&mut self, index: u32) {
         let frame = self.frames.remove(index);
         if !mutated!(FailedFrameKeepsBuffer) {
-            self.pools.drain.give(frame.buf);
+            self.ground.base.pools.drain.give(frame.buf);
         }
         let id = frame.volume;
-        self.volume_mut(id).drain_in_flight -= 1;
+        self.ground.volume_mut(id).drain_in_flight -= 1;
         let closed = self.closed_mut(id);
         closed.in_flight -= 1;
         closed.again.push(frame);

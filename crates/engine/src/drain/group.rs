@@ -11,13 +11,14 @@
 //! forgotten it, its place on the device is not free.
 
 use crate::api::{BLOCK_BYTES, BackendOp, IoError, Mode, Nanos, VolumeId};
+use crate::base::flight::Io;
 use crate::base::mutation::mutated;
 use crate::blocks::ledger::Uncommitted;
 use crate::blocks::space::Space;
 use crate::control::snapshot::Step;
 use crate::control::volume::{Task, Volume};
 use crate::drain::frame::Frame;
-use crate::engine::{Engine, Io};
+use crate::engine::Engine;
 use std::collections::VecDeque;
 
 /// A group ends with a flush of a client when it is this old.
@@ -213,7 +214,7 @@ impl Engine {
     /// Ends the open group at what is published, if it is time to.
     pub(crate) fn cut_group(&mut self, now: Nanos, id: VolumeId, flush: bool) {
         let Some(due) = self.cut_is_due(now, id, flush) else { return };
-        let volume = self.volume_mut(id);
+        let volume = self.ground.volume_mut(id);
         volume.count.groups_early += u64::from(due == Due::Early);
         let sequence = volume.log.published();
         volume.ledger.cut();
@@ -223,7 +224,7 @@ impl Engine {
     }
 
     fn cut_is_due(&self, now: Nanos, id: VolumeId, flush: bool) -> Option<Due> {
-        let volume = self.volume(id);
+        let volume = self.ground.volume(id);
         let groups = volume.groups.as_ref()?;
         let reserved = matches!(volume.task, Task::Snapshot { step: Step::Cut, .. });
         let since = volume.ledger.open_since()?;
@@ -242,7 +243,7 @@ impl Engine {
             || !volume.through.is_empty()
             || volume.drain_all_until > groups.sequence
             || matches!(volume.task, Task::Purge { .. } | Task::Remove { .. })
-            || self.dead;
+            || self.ground.base.dead;
         if waited_for || age >= GROUP_NS_MAX || flush && age >= GROUP_NS_MIN {
             return Some(Due::Now);
         }
@@ -252,18 +253,18 @@ impl Engine {
 
     /// Blocks of redo that may be kept while the image can catch up.
     fn kept_blocks_max(&self, id: VolumeId) -> u64 {
-        (self.dirty_bytes_max(id) / BLOCK_BYTES as u64).max(2 * GROUP_BLOCKS_MAX)
+        (self.ground.dirty_bytes_max(id) / BLOCK_BYTES as u64).max(2 * GROUP_BLOCKS_MAX)
     }
 
     /// The image is to catch up with its redo before more is written there.
     pub(crate) fn redo_is_long(&self, id: VolumeId) -> bool {
-        let groups = self.volume(id).groups.as_ref();
+        let groups = self.ground.volume(id).groups.as_ref();
         groups.is_some_and(|groups| groups.kept_blocks() > self.kept_blocks_max(id) / 2)
     }
 
     /// Something of the volume can go to the image now.
     fn drain_has_work(&self, id: VolumeId) -> bool {
-        let volume = self.volume(id);
+        let volume = self.ground.volume(id);
         let drainable = volume.sequence_drainable();
         !volume.drains.is_empty()
             || !volume.unflushed.is_empty()
@@ -273,9 +274,9 @@ impl Engine {
 
     /// Cuts groups, commits what is written, trims what the image has.
     pub(crate) fn pump_groups(&mut self, now: Nanos) {
-        for i in 0..self.volumes.len() {
+        for i in 0..self.ground.volumes.len() {
             let id = VolumeId(i as u16);
-            let Some(volume) = &self.volumes[i] else { continue };
+            let Some(volume) = &self.ground.volumes[i] else { continue };
             if volume.groups.is_none()
                 || !volume.attached
                 || volume.is_leaving()
@@ -284,8 +285,8 @@ impl Engine {
                 continue;
             }
             if volume.groups_end() && !volume.has_redo() {
-                self.volume_mut(id).end_groups();
-                self.out.stir();
+                self.ground.volume_mut(id).end_groups();
+                self.ground.base.out.stir();
                 continue;
             }
             self.skip_nothing(id);
@@ -298,20 +299,20 @@ impl Engine {
 
     /// Where all that would have to be committed is lost, nothing waits for a commit.
     fn skip_nothing(&mut self, id: VolumeId) {
-        let volume = self.volume_mut(id);
+        let volume = self.ground.volume_mut(id);
         let (sequence, uncommitted) = (volume.log.published(), volume.ledger.is_uncommitted());
         let Some(groups) = volume.groups.as_mut() else { return };
         if !uncommitted && groups.sequence < sequence {
             groups.sequence = sequence;
             volume.commit_objects(sequence);
             self.update_drained(id);
-            self.out.stir();
+            self.ground.base.out.stir();
         }
     }
 
     /// Changes the redo's header once all frames of the closed group are written.
     fn commit_group(&mut self, now: Nanos, id: VolumeId) {
-        let volume = self.volume_mut(id);
+        let volume = self.ground.volume_mut(id);
         let failed = volume.failed;
         let (gathered, is_cut) = (volume.ledger.is_gathered(), volume.ledger.cut_index().is_some());
         let Some(groups) = volume.groups.as_mut() else { return };
@@ -330,7 +331,7 @@ impl Engine {
         }
         let first = first.unwrap_or(group);
         let cut_at = if mutated!(CutTimeForgotten) { 0 } else { cut_at };
-        self.backend(
+        self.ground.backend(
             Io::RedoCommit { volume: id },
             id,
             BackendOp::RedoCommit { first, group, frames, sequence, cut_at },
@@ -338,12 +339,12 @@ impl Engine {
     }
 
     pub(crate) fn redo_commit_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
-        self.note_backend_result(now, id, result);
+        self.ground.note_backend_result(now, id, result);
         self.group_committed(now, id, result);
     }
 
     fn group_committed(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
-        let (volume, space) = self.volume_and_space(id);
+        let (volume, space) = self.ground.volume_and_space(id);
         let groups = volume.groups.as_mut().expect("a volume with groups");
         if result.is_err() {
             groups.closed.as_mut().expect("a group is committed").committing = false;
@@ -367,13 +368,13 @@ impl Engine {
             volume.ledger.thaw(space);
         }
         self.update_drained(id);
-        self.volume_mut(id).recheck = true;
-        self.out.stir();
+        self.ground.volume_mut(id).recheck = true;
+        self.ground.base.out.stir();
     }
 
     /// Takes groups out of the header that are in the image.
     fn trim_redo(&mut self, id: VolumeId) {
-        let volume = self.volume_mut(id);
+        let volume = self.ground.volume_mut(id);
         let (drained, uncommitted) = (volume.progress.drained(), volume.ledger.is_uncommitted());
         let Some(groups) = volume.groups.as_mut() else { return };
         let committing = groups.closed.as_ref().is_some_and(|closed| closed.committing);
@@ -388,12 +389,12 @@ impl Engine {
         }
         let first = if done > 0 { groups.kept[done - 1].group + 1 } else { volume.groups_made + 1 };
         groups.trimming = Some(first);
-        self.backend(Io::RedoTrim { volume: id }, id, BackendOp::RedoTrim { first });
+        self.ground.backend(Io::RedoTrim { volume: id }, id, BackendOp::RedoTrim { first });
     }
 
     pub(crate) fn redo_trim_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
-        self.note_backend_result(now, id, result);
-        let volume = self.volume_mut(id);
+        self.ground.note_backend_result(now, id, result);
+        let volume = self.ground.volume_mut(id);
         volume.recheck = true;
         let groups = volume.groups.as_mut().expect("a volume with groups");
         let first = groups.trimming.take().expect("the redo is trimmed");
@@ -401,13 +402,13 @@ impl Engine {
             groups.kept.retain(|kept| kept.group >= first);
             groups.old_redo = false;
         }
-        self.out.stir();
+        self.ground.base.out.stir();
     }
 
     /// Records beside the image how far the volume is, so that the size of a loss is known without its host.
     fn note_progress(&mut self, now: Nanos, id: VolumeId) {
-        let bytes_max = self.dirty_bytes_max(id);
-        let volume = self.volume_mut(id);
+        let bytes_max = self.ground.dirty_bytes_max(id);
+        let volume = self.ground.volume_mut(id);
         let (sequence, durable) = (volume.log.published(), volume.log.durable());
         let uncommitted = volume.ledger.is_uncommitted();
         let bytes = volume.ledger.uncommitted_blocks() * BLOCK_BYTES as u64;
@@ -417,7 +418,7 @@ impl Engine {
         }
         groups.noting = true;
         groups.noted_at = now;
-        self.backend(
+        self.ground.backend(
             Io::RedoNote { volume: id },
             id,
             BackendOp::RedoNote { sequence, durable, bytes, bytes_max },
@@ -426,16 +427,16 @@ impl Engine {
 
     /// A note that could not be made is made the next time.
     pub(crate) fn redo_note_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
-        self.note_fence(now, id, result);
-        let volume = self.volume_mut(id);
+        self.ground.note_fence(now, id, result);
+        let volume = self.ground.volume_mut(id);
         volume.recheck = true;
         volume.groups.as_mut().expect("a volume with groups").noting = false;
-        self.out.stir();
+        self.ground.base.out.stir();
     }
 
     /// When a group is due or the progress is to be noted, if nothing else happens.
     pub(crate) fn group_deadline(&self, now: Nanos) -> Option<Nanos> {
-        let volumes = self.volumes.iter().flatten().filter(|v| v.attached && !v.is_leaving());
+        let volumes = self.ground.volumes.iter().flatten().filter(|v| v.attached && !v.is_leaving());
         let times = volumes.filter_map(|volume| {
             let groups = volume.groups.as_ref().filter(|_| volume.ledger.is_uncommitted())?;
             let open_since = volume.ledger.open_since().filter(|_| groups.closed.is_none());

@@ -11,17 +11,20 @@ pub(crate) mod group;
 pub(crate) mod progress;
 
 use crate::api::{BLOCK_BYTES, BackendOp, IoError, Mode, Nanos, VolumeId};
+use crate::base::consequences::Consequence;
+use crate::base::flight::Io;
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
 use crate::base::pools::PIECE_BLOCKS;
 use crate::base::util::runs;
+use crate::blocks::bad::BadCopy;
 use crate::blocks::index::{Lookup, OBJECT_BLOCKS, ObjectFlags, Position};
 use crate::blocks::ledger::{Cleaned, object_of};
 use crate::blocks::space::Space;
 use crate::control::volume::{DirtyObject, Task, Volume};
-use crate::engine::{Engine, Io};
-use crate::format::{Stream, byte, crc32c};
-use crate::front::ack::{Deferred, Waiting};
+use crate::engine::Engine;
+use crate::format::{byte, crc32c};
+use crate::log::stable::{Deferred, Waiting};
 
 /// A dirty object is left alone for this long in write-back: it may be written again.
 const DRAIN_DELAY_NS: Nanos = 1_000_000_000;
@@ -118,21 +121,22 @@ impl Engine {
     /// Starts as much of the drain as is due.
     pub(crate) fn pump_drain(&mut self, now: Nanos) {
         // Stopped backends keep what they have: some buffers are for volumes that have none.
-        let without = self.volumes.iter().flatten().filter(|v| v.attached && v.drain_in_flight == 0).count();
-        let reserved = without.min(self.config.drain_buffers / 2);
-        for i in 0..self.volumes.len() {
-            let id = VolumeId(((self.next_drain + i) % self.volumes.len()) as u16);
-            if self.volumes[id.0 as usize].is_some() {
+        let without =
+            self.ground.volumes.iter().flatten().filter(|v| v.attached && v.drain_in_flight == 0).count();
+        let reserved = without.min(self.ground.base.config.drain_buffers / 2);
+        for i in 0..self.ground.volumes.len() {
+            let id = VolumeId(((self.next_drain + i) % self.ground.volumes.len()) as u16);
+            if self.ground.volumes[id.0 as usize].is_some() {
                 self.drain_volume(now, id, reserved);
             }
         }
-        self.next_drain = (self.next_drain + 1) % self.volumes.len().max(1);
+        self.next_drain = (self.next_drain + 1) % self.ground.volumes.len().max(1);
     }
 
     /// `reserved`: buffers that are only for volumes with nothing in flight.
     fn drain_volume(&mut self, now: Nanos, id: VolumeId, reserved: usize) {
         loop {
-            let volume = self.volume(id);
+            let volume = self.ground.volume(id);
             if !volume.attached
                 || volume.is_leaving()
                 || !volume.backend.may_send(now)
@@ -140,7 +144,7 @@ impl Engine {
             {
                 return;
             }
-            if self.repairs.are_of(id) {
+            if self.ground.bad.are_of(id) {
                 // What is bad would be found bad again.
                 return;
             }
@@ -149,7 +153,7 @@ impl Engine {
             // A volume may use as many buffers as are left for the others: a stopped backend cannot
             // take them all.
             let reserved = if in_flight > 0 { reserved } else { 0 };
-            let left = self.pools.drain.available().saturating_sub(reserved);
+            let left = self.ground.base.pools.drain.available().saturating_sub(reserved);
             let limit = if urgent { left } else { PIECES_RELAXED };
             if in_flight >= 4 && in_flight >= limit || left == 0 {
                 return;
@@ -170,7 +174,7 @@ impl Engine {
                 return;
             }
             if in_flight == 0 {
-                self.volume_mut(id).drain_rate.begin(now);
+                self.ground.volume_mut(id).drain_rate.begin(now);
             }
         }
     }
@@ -178,11 +182,11 @@ impl Engine {
     /// Transfers of one volume in flight from which on none to the image is added. What a redo holds is in no hurry to reach the image, and
     /// would take from the writes at hand what they need of the backend, and of this machine.
     fn pieces_gentle(&self, id: VolumeId) -> usize {
-        let volume = self.volume(id);
+        let volume = self.ground.volume(id);
         if !volume.ledger.is_uncommitted() {
             return PIECES_RELAXED;
         }
-        let (dirty, max) = (volume.ledger.held(), self.dirty_bytes_max(id) / BLOCK_BYTES as u64);
+        let (dirty, max) = (volume.ledger.held(), self.ground.dirty_bytes_max(id) / BLOCK_BYTES as u64);
         // Half of what may be dirty is urgent.
         let more = dirty * 2 * (PIECES_RELAXED - PIECES_GENTLE) as u64 / max.max(1);
         (PIECES_GENTLE + more as usize).min(PIECES_RELAXED)
@@ -190,20 +194,20 @@ impl Engine {
 
     /// Whether the volume's drain is to run as fast as it can.
     pub(crate) fn drain_is_urgent(&self, id: VolumeId) -> bool {
-        let volume = self.volume(id);
+        let volume = self.ground.volume(id);
         volume.mode != Mode::WriteBack
             || volume.task != Task::None
             || volume.drain_all_until > volume.progress.drained()
-            || volume.ledger.held() * BLOCK_BYTES as u64 > self.dirty_bytes_max(id) / 2
+            || volume.ledger.held() * BLOCK_BYTES as u64 > self.ground.dirty_bytes_max(id) / 2
             || self.redo_is_long(id)
             || volume.peer_is_short()
-            || self.space.dirty_blocks() > self.space.dirty_blocks_max() / 2
-            || self.budget.extents() > self.geo.extents_max() / 4
-            || self.dead
+            || self.ground.space.dirty_blocks() > self.ground.space.dirty_blocks_max() / 2
+            || self.ground.budget.extents() > self.ground.base.geo.extents_max() / 4
+            || self.ground.base.dead
     }
 
     fn start_drain(&mut self, now: Nanos, id: VolumeId, urgent: bool) -> bool {
-        let volume = self.volume_mut(id);
+        let volume = self.ground.volume_mut(id);
         let drainable = volume.sequence_drainable();
         let (drainable_end, ledger) = (volume.drain_end(), &volume.ledger);
         let free = |d: &DirtyObject| {
@@ -242,7 +246,7 @@ impl Engine {
             written,
         };
         let drain = self.drains.insert(drain);
-        let volume = self.volume_mut(id);
+        let volume = self.ground.volume_mut(id);
         volume.drains.push(drain);
         volume.drain_open = Some(drain);
         true
@@ -252,10 +256,10 @@ impl Engine {
     fn drain_next(&mut self, id: VolumeId, d: u32) -> bool {
         let drain = &self.drains[d];
         let object = u64::from(drain.entry.object) * OBJECT_BLOCKS as u64;
-        let end = (object + OBJECT_BLOCKS as u64).min(self.volume(id).blocks_held().max(object));
+        let end = (object + OBJECT_BLOCKS as u64).min(self.ground.volume(id).blocks_held().max(object));
         let mut at = object + u64::from(drain.cursor);
         while at < end {
-            let volume = self.volume(id);
+            let volume = self.ground.volume(id);
             let (found, n) = volume.ledger.index().lookup_run(at, (end - at) as u32);
             let (uncommitted, n) = match found {
                 Lookup::At(_) | Lookup::Zero => volume.uncommitted(at, n),
@@ -281,7 +285,7 @@ impl Engine {
                     return true;
                 }
                 Lookup::At(position) => {
-                    let dirty = (position..position + n).position(|p| self.space.marks.is_dirty(p));
+                    let dirty = (position..position + n).position(|p| self.ground.space.marks.is_dirty(p));
                     if let Some(skip) = dirty {
                         return self.drain_blocks(id, d, at + skip as u64, end, uncommitted.is_some());
                     }
@@ -299,7 +303,7 @@ impl Engine {
     /// The drain has nothing more to issue.
     fn close_drain(&mut self, id: VolumeId, d: u32) {
         self.drains[d].cursor = OBJECT_BLOCKS as u32;
-        let volume = self.volume_mut(id);
+        let volume = self.ground.volume_mut(id);
         if volume.drain_open == Some(d) {
             volume.drain_open = None;
         }
@@ -307,19 +311,17 @@ impl Engine {
 
     fn drain_issued(&mut self, id: VolumeId, d: u32) {
         self.drains[d].in_flight += 1;
-        self.volume_mut(id).drain_in_flight += 1;
+        self.ground.volume_mut(id).drain_in_flight += 1;
     }
 
     /// Only what a power loss would leave in the log may reach the backend: else the image could hold
     /// a write whose predecessors are lost.
     pub(crate) fn when_stable(&mut self, volume: VolumeId, part: Deferred) {
-        let log = &self.log.streams[Stream::Log as usize];
-        let (published, stable) = (log.published, log.stable);
-        let waiting = Waiting { volume, sequence: self.volume(volume).log.published(), part };
-        if published > stable && !self.dead {
-            self.sync.drains.push((published, waiting));
+        let waiting = Waiting::new(volume, self.ground.volume(volume).log.published(), part);
+        if !self.ground.log.is_stable() && !self.ground.base.dead {
+            self.ground.log.defer(waiting);
             // The part that issues syncs may have had its turn already.
-            self.out.stir();
+            self.ground.base.out.stir();
         } else {
             self.drain_stable(waiting);
         }
@@ -327,11 +329,11 @@ impl Engine {
 
     /// Our log has it on stable media; so must a copy that could take over.
     pub(crate) fn drain_stable(&mut self, waiting: Waiting) {
-        if self.volume(waiting.volume).is_leaving() {
+        if self.ground.volume(waiting.volume()).is_leaving() {
             // The host that has the image now may not have this.
-            self.give_back(waiting.part);
-        } else if self.has_drained_copy(waiting) {
-            self.send_to_backend(waiting.part);
+            self.give_back(waiting.part());
+        } else if self.ground.has_drained_copy(waiting) {
+            self.send_to_backend(waiting.part());
         }
     }
 
@@ -356,7 +358,7 @@ impl Engine {
             }
             Deferred::Zeroes(drain, first, n) => {
                 let (offset, len) = (first * block, u64::from(n) * block);
-                let volume = self.volume(self.drains[drain].volume);
+                let volume = self.ground.volume(self.drains[drain].volume);
                 let keep = volume.ledger.flags(object_of(first)).contains(ObjectFlags::ZERO_KEEP);
                 let op = match keep {
                     true => BackendOp::WriteZeroes { offset, len },
@@ -366,20 +368,20 @@ impl Engine {
             }
         };
         let volume = self.drains[drain].volume;
-        self.volume_mut(volume).drain_writes += 1;
-        self.backend(io, volume, op);
+        self.ground.volume_mut(volume).drain_writes += 1;
+        self.ground.backend(io, volume, op);
     }
 
     /// Reads the dirty blocks that follow each other from `first` into one piece.
     fn drain_blocks(&mut self, id: VolumeId, d: u32, first: u64, end: u64, frozen: bool) -> bool {
-        let Some(buf) = self.pools.drain.take() else { return false };
+        let Some(buf) = self.ground.base.pools.drain.take() else { return false };
         let mut piece = Piece {
             drain: d,
             buf,
             first,
             blocks: 0,
             positions: [0; PIECE_BLOCKS],
-            opened: self.space.next_sequence,
+            opened: self.ground.space.next_sequence,
             reads: 0,
             bad: false,
             again: false,
@@ -387,7 +389,7 @@ impl Engine {
         };
         while (piece.blocks as usize) < PIECE_BLOCKS && first + u64::from(piece.blocks) < end {
             let block = first + u64::from(piece.blocks);
-            let copy = self.volume(id).copy_to_drain(&self.space, block, frozen);
+            let copy = self.ground.volume(id).copy_to_drain(&self.ground.space, block, frozen);
             let Some(p) = copy else { break };
             piece.positions[piece.blocks as usize] = p;
             piece.blocks += 1;
@@ -406,10 +408,10 @@ impl Engine {
         let piece = self.pieces[index];
         for (start, end) in runs(piece.blocks as usize, |i| piece.positions[i]) {
             let position = piece.positions[start];
-            self.space.pin(position);
+            self.ground.space.pin(position);
             self.pieces[index].reads += 1;
             let buf = piece.buf.slice(start * BLOCK_BYTES, (end - start) * BLOCK_BYTES);
-            self.out.read(
+            self.ground.base.out.read(
                 Io::DrainRead { piece: index, start: start as u16, end: end as u16 },
                 byte(position),
                 buf,
@@ -419,17 +421,17 @@ impl Engine {
 
     pub(crate) fn drain_read_done(&mut self, index: u32, start: u16, end: u16, result: Result<(), IoError>) {
         let piece = self.pieces[index];
-        self.space.unpin(piece.positions[usize::from(start)]);
+        self.ground.space.unpin(piece.positions[usize::from(start)]);
         let id = self.drains[piece.drain].volume;
         for i in usize::from(start)..usize::from(end) {
-            let bytes = self.arena.bytes(piece.buf.slice(i * BLOCK_BYTES, BLOCK_BYTES));
-            let crc = self.space.marks.crc(piece.positions[i]);
+            let bytes = self.ground.base.arena.bytes(piece.buf.slice(i * BLOCK_BYTES, BLOCK_BYTES));
+            let crc = self.ground.space.marks.crc(piece.positions[i]);
             if result.is_ok() && (mutated!(SkipDrainCrc) || crc32c(bytes) == crc) {
                 continue;
             }
             self.pieces[index].bad = true;
             if piece.again {
-                self.note_corrupt(id, piece.positions[i]);
+                self.ground.note_corrupt(id, piece.positions[i]);
                 self.lose_drained(id, &piece, i);
             }
         }
@@ -453,22 +455,22 @@ impl Engine {
     /// A block of a piece has no good copy.
     fn lose_drained(&mut self, id: VolumeId, piece: &Piece, i: usize) {
         let (block, position) = (piece.first + i as u64, piece.positions[i]);
-        match piece.frozen {
-            true => self.lose_copy(id, block, position),
-            false => self.lose_block(id, block, position),
-        }
+        self.ground.bad.report(match piece.frozen {
+            true => BadCopy::of_anybody(id, block, position),
+            false => BadCopy::current(id, block, position),
+        });
     }
 
     /// Whether all blocks of a piece are where they were: what has been moved meanwhile has left its place to others.
     fn is_still_there(&self, piece: &Piece) -> bool {
-        let volume = self.volume(self.drains[piece.drain].volume);
+        let volume = self.ground.volume(self.drains[piece.drain].volume);
         let current = Some(volume.ledger.index());
         let Some(index) = (if piece.frozen { volume.ledger.cut_index() } else { current }) else {
             return false;
         };
         let positions = piece.positions[..piece.blocks as usize].iter();
         let is_there = |position, block| {
-            index.lookup(block) == Lookup::At(position) && self.space.life_of(position) < piece.opened
+            index.lookup(block) == Lookup::At(position) && self.ground.space.life_of(position) < piece.opened
         };
         positions.zip(piece.first..).all(|(&position, block)| is_there(position, block))
     }
@@ -476,11 +478,11 @@ impl Engine {
     pub(crate) fn drain_write_done(&mut self, now: Nanos, index: u32, result: Result<(), IoError>) {
         let piece = self.pieces[index];
         let id = self.drains[piece.drain].volume;
-        self.volume_mut(id).drain_writes -= 1;
-        self.note_backend_result(now, id, result);
+        self.ground.volume_mut(id).drain_writes -= 1;
+        self.ground.note_backend_result(now, id, result);
         if result.is_ok() {
             let bytes = u64::from(piece.blocks) * BLOCK_BYTES as u64;
-            self.volume_mut(id).drain_rate.note(now, bytes);
+            self.ground.volume_mut(id).drain_rate.note(now, bytes);
             let written = &mut self.drains[piece.drain].written;
             let positions = piece.positions[..piece.blocks as usize].iter();
             written.extend((piece.first..).zip(positions).map(|(block, &position)| Written {
@@ -494,7 +496,7 @@ impl Engine {
 
     fn release_piece(&mut self, index: u32, written: bool) {
         let piece = self.pieces.remove(index);
-        self.pools.drain.give(piece.buf);
+        self.ground.base.pools.drain.give(piece.buf);
         self.drain_returned(piece.drain, written);
     }
 
@@ -503,14 +505,14 @@ impl Engine {
         drain.in_flight -= 1;
         drain.failed |= !written;
         let id = drain.volume;
-        self.volume_mut(id).drain_in_flight -= 1;
+        self.ground.volume_mut(id).drain_in_flight -= 1;
         self.drain_progress(d);
     }
 
     pub(crate) fn drain_zeroes_done(&mut self, now: Nanos, d: u32, result: Result<(), IoError>) {
         let id = self.drains[d].volume;
-        self.volume_mut(id).drain_writes -= 1;
-        self.note_backend_result(now, id, result);
+        self.ground.volume_mut(id).drain_writes -= 1;
+        self.ground.note_backend_result(now, id, result);
         self.drain_returned(d, result.is_ok());
     }
 
@@ -526,14 +528,14 @@ impl Engine {
             self.finish_drain(d, !failed);
             self.update_drained(id);
         } else {
-            self.volume_mut(id).unflushed.push(d);
+            self.ground.volume_mut(id).unflushed.push(d);
         }
     }
 
     /// Sends a backend flush where drained objects or direct writes wait for one.
     pub(crate) fn pump_backend_flush(&mut self, now: Nanos) {
-        for i in 0..self.volumes.len() {
-            let Some(volume) = &mut self.volumes[i] else { continue };
+        for i in 0..self.ground.volumes.len() {
+            let Some(volume) = &mut self.ground.volumes[i] else { continue };
             let wanted = !volume.unflushed.is_empty() || volume.backend.wants_flush();
             if volume.backend.is_flushing() || !wanted || !volume.backend.may_send(now) {
                 continue;
@@ -541,7 +543,7 @@ impl Engine {
             let covers = volume.backend.begin_flush();
             std::mem::swap(&mut volume.flushing, &mut volume.unflushed);
             let id = VolumeId(i as u16);
-            self.backend(Io::DrainFlush { volume: id, covers }, id, BackendOp::Flush);
+            self.ground.backend(Io::DrainFlush { volume: id, covers }, id, BackendOp::Flush);
         }
     }
 
@@ -552,18 +554,18 @@ impl Engine {
         covers: u64,
         result: Result<(), IoError>,
     ) {
-        self.note_backend_result(now, id, result);
-        let volume = self.volume_mut(id);
+        self.ground.note_backend_result(now, id, result);
+        let volume = self.ground.volume_mut(id);
         volume.backend.end_flush(covers, result.is_ok(), volume.mode == Mode::WriteBack);
         if result.is_err() {
             self.distrust_backend(id);
         }
-        let mut flushed = std::mem::take(&mut self.volume_mut(id).flushing);
+        let mut flushed = std::mem::take(&mut self.ground.volume_mut(id).flushing);
         for d in flushed.drain(..) {
             let failed = self.drains[d].failed;
             self.finish_drain(d, result.is_ok() && !failed);
         }
-        self.volume_mut(id).flushing = flushed;
+        self.ground.volume_mut(id).flushing = flushed;
         self.update_drained(id);
     }
 
@@ -571,23 +573,23 @@ impl Engine {
     /// flush brings it back (a server that was restarted, a device that has dropped its cache). What the
     /// drain gave it since, also of objects that are half way or not in this flush, is sent again.
     pub(crate) fn distrust_backend(&mut self, id: VolumeId) {
-        for i in 0..self.volume(id).drains.len() {
-            let d = self.volume(id).drains[i];
+        for i in 0..self.ground.volume(id).drains.len() {
+            let d = self.ground.volume(id).drains[i];
             self.drains[d].failed = true;
         }
-        let mut unflushed = std::mem::take(&mut self.volume_mut(id).unflushed);
+        let mut unflushed = std::mem::take(&mut self.ground.volume_mut(id).unflushed);
         for d in unflushed.drain(..) {
             self.finish_drain(d, false);
         }
-        self.volume_mut(id).unflushed = unflushed;
+        self.ground.volume_mut(id).unflushed = unflushed;
     }
 
     /// The object is in the backend (or could not be brought there).
     fn finish_drain(&mut self, d: u32, flushed: bool) {
         let mut drain = self.drains.remove(d);
         let object = drain.entry.object;
-        let checkpoint = self.checkpoint.next_number();
-        let (volume, space) = self.volume_and_space(drain.volume);
+        let checkpoint = self.ground.base.checkpoints.next();
+        let (volume, space) = self.ground.volume_and_space(drain.volume);
         volume.drains.retain(|&x| x != d);
         volume.ledger.unmark(object, ObjectFlags::DRAINING);
         if flushed {
@@ -640,9 +642,11 @@ impl Engine {
         }
         volume.recheck = true;
         let clean = !volume.is_dirty();
-        self.checkpoint.drained |= flushed && clean && !self.dead;
+        if flushed && clean && !self.ground.base.dead {
+            self.ground.base.checkpoints.note_drained();
+        }
         if drain.zeroes {
-            self.budget.note_extents_changed();
+            self.ground.budget.note_extents_changed();
         }
         drain.written.clear();
         self.spare_written.push(drain.written);
@@ -650,11 +654,11 @@ impl Engine {
 
     /// Finds out up to which sequence everything is in the backend, and tells those who wait for it.
     pub(crate) fn update_drained(&mut self, id: VolumeId) {
-        let volume = self.volume(id);
+        let volume = self.ground.volume(id);
         let queued = volume.dirty_objects.front().map(|d| d.first_sequence);
         let busy = volume.drains.iter().map(|&d| self.drains[d].entry.first_sequence).min();
         let oldest = queued.into_iter().chain(busy).min();
-        let volume = self.volume_mut(id);
+        let volume = self.ground.volume_mut(id);
         let before = if mutated!(DrainedOneTooFar) { 0 } else { 1 };
         let drained = oldest.map_or(volume.log.published(), |s| s.saturating_sub(before));
         volume.progress.note_drained(drained, volume.log.published(), volume.has_loss());
@@ -672,45 +676,29 @@ impl Engine {
         });
         let result = volume.loss().map_or(Ok(()), Err);
         for control in done {
-            self.out.control_done(control, result);
+            self.ground.base.out.control_done(control, result);
         }
-        self.pump_through(id);
+        self.ground.base.consequences.push(Consequence::Drained(id));
     }
 
     /// Asks for a range to be drained soon.
     pub(crate) fn hurry_drain(&mut self, id: VolumeId, first: u64, end: u64) {
-        let volume = self.volume_mut(id);
+        let volume = self.ground.volume_mut(id);
         debug_assert!(first < end && object_of(end - 1) >= object_of(first));
         volume.drain_all_until = volume.drain_all_until.max(volume.log.published());
     }
 
     /// When the drain has something to do next, if nothing else happens.
     pub(crate) fn drain_deadline(&self, now: Nanos) -> Option<Nanos> {
-        let due = self.volumes.iter().flatten().filter(|v| v.attached && !v.is_leaving()).filter_map(|v| {
-            if !v.backend.may_send(now) {
-                return Some(v.backend.retry_at());
-            }
-            let next = v.dirty_objects.get(v.drain_cursor).filter(|_| v.groups.is_none());
-            next.map(|d| d.since + DRAIN_DELAY_NS)
-        });
+        let due =
+            self.ground.volumes.iter().flatten().filter(|v| v.attached && !v.is_leaving()).filter_map(|v| {
+                if !v.backend.may_send(now) {
+                    return Some(v.backend.retry_at());
+                }
+                let next = v.dirty_objects.get(v.drain_cursor).filter(|_| v.groups.is_none());
+                next.map(|d| d.since + DRAIN_DELAY_NS)
+            });
         due.filter(|&at| at > now).min().into_iter().chain(self.detach_deadline(now)).min()
-    }
-
-    /// Of what may fail without the backend failing, only that another owner has the image.
-    pub(crate) fn note_fence(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
-        if result == Err(IoError::Fenced) {
-            self.note_backend_result(now, id, result);
-        }
-    }
-
-    /// Remembers whether the backend works.
-    pub(crate) fn note_backend_result(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
-        let volume = self.volume_mut(id);
-        volume.backend.note_result(now, result);
-        volume.count.backend_errors += u64::from(result.is_err());
-        if result == Err(IoError::Fenced) {
-            self.fence(id);
-        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! be left over from an earlier life of a segment also carries the segment's sequence.
 
 pub mod redo;
+pub(crate) mod summary;
 
 use crate::api::BLOCK_BYTES;
 use zerocopy::little_endian::{U16, U32, U64};

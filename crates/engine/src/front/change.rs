@@ -6,16 +6,21 @@
 //! (write-around, off) go to the backend instead, after cached copies were made void.
 
 use crate::api::{BLOCK_BYTES, BackendOp, IoError, Mode, Nanos, Op, RequestError, VolumeId};
+use crate::base::flight::Io;
+use crate::base::flight::OpId;
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
 use crate::base::pools::{BUFFERS_FOR_MOVES, EDGE_BUFFERS_RESERVED};
+use crate::base::shared::LAST_CHECKPOINT;
 use crate::blocks::index::Lookup;
-use crate::control::LAST_CHECKPOINT;
-use crate::control::volume::{ClientOp, Edge, Lock, OpId, Stage};
-use crate::engine::{Engine, Io};
+use crate::control::volume::{ClientOp, Edge, Lock, Stage};
+use crate::engine::Engine;
 use crate::format::{EntryKind, RecordKind, Stream};
-use crate::log::{Builder, RecordFields, copy_block};
-use crate::peers::owner::RecordRoom;
+use crate::log::Want;
+use crate::log::build::Builder;
+use crate::log::build::RecordFields;
+use crate::log::build::copy_block;
+use crate::log::copy::RecordRoom;
 use std::collections::VecDeque;
 
 /// Most changes that are begun when a lock is given back, before the others wait for the one that blocks the next.
@@ -102,7 +107,7 @@ impl ClientOp {
 
 impl Engine {
     pub(crate) fn park(&mut self, volume: VolumeId, id: OpId) {
-        let volume = self.volume_mut(volume);
+        let volume = self.ground.volume_mut(volume);
         volume.parked.push(id);
         volume.recheck = true;
     }
@@ -110,8 +115,8 @@ impl Engine {
     /// Begins a write, discard or write-zeroes.
     pub(crate) fn start_change(&mut self, id: OpId) {
         let op = self.ops[id];
-        let dead = self.dead;
-        let volume = self.volume_mut(op.request.volume);
+        let dead = self.ground.base.dead;
+        let volume = self.ground.volume_mut(op.request.volume);
         let (first, end) = (op.first_block, op.first_block + op.blocks);
         if let Some(lock) = volume.locked_by(first, end, id).and_then(|at| volume.locks.get_mut(&at)) {
             lock.waiting.push_back(id);
@@ -143,25 +148,25 @@ impl Engine {
         op.durable |= until_flush;
         op.stage = if aligned { Stage::Whole } else { Stage::Waiting };
         let vid = op.request.volume;
-        self.volume_mut(vid).recheck = true;
+        self.ground.volume_mut(vid).recheck = true;
     }
 
     /// Tries the parked operations again of every volume in which something has changed for them.
     pub(crate) fn pump_parked(&mut self, now: Nanos) {
-        for i in 0..self.volumes.len() {
-            while let Some(volume) = &mut self.volumes[i] {
+        for i in 0..self.ground.volumes.len() {
+            while let Some(volume) = &mut self.ground.volumes[i] {
                 let is_wanted = volume.has_to_recheck();
                 volume.recheck = false;
                 if !is_wanted {
                     break;
                 }
                 self.read_edges_of(VolumeId(i as u16));
-                let Some(volume) = &mut self.volumes[i] else { break };
+                let Some(volume) = &mut self.ground.volumes[i] else { break };
                 std::mem::swap(&mut volume.parked, &mut self.parked_scratch);
                 for n in 0..self.parked_scratch.len() {
                     let op = self.parked_scratch[n];
                     if !self.advance(now, op) {
-                        self.volume_mut(VolumeId(i as u16)).parked.push(op);
+                        self.ground.volume_mut(VolumeId(i as u16)).parked.push(op);
                     }
                 }
                 self.parked_scratch.clear();
@@ -173,7 +178,7 @@ impl Engine {
     fn advance(&mut self, now: Nanos, id: OpId) -> bool {
         loop {
             let op = self.ops[id];
-            let volume = self.volume(op.request.volume);
+            let volume = self.ground.volume(op.request.volume);
             if op.waiting > 0 {
                 return false;
             }
@@ -192,7 +197,7 @@ impl Engine {
                     }
                     self.merge_edges(id);
                 }
-                Stage::Whole if self.dead && !op.direct => self.ops[id].direct = true,
+                Stage::Whole if self.ground.base.dead && !op.direct => self.ops[id].direct = true,
                 Stage::Whole if !op.direct => {
                     self.enter_log(id);
                     return true;
@@ -207,17 +212,17 @@ impl Engine {
 
     /// Reads the edges of locked changes, one after the other, as long as there are buffers.
     fn read_edges_of(&mut self, vid: VolumeId) {
-        while let Some(&id) = self.volume(vid).edgeless.front() {
-            let volume = self.volume(vid);
+        while let Some(&id) = self.ground.volume(vid).edgeless.front() {
+            let volume = self.ground.volume(vid);
             let is_over = volume.is_refusing();
             // Those behind it came later: they wait for the barrier, too.
             if !is_over && (volume.published < self.ops[id].barrier || !self.read_edges(id)) {
                 return;
             }
-            self.volume_mut(vid).edgeless.pop_front();
+            self.ground.volume_mut(vid).edgeless.pop_front();
             match is_over {
                 true => self.complete(id, Err(RequestError::Io)),
-                false => self.volume_mut(vid).parked.push(id),
+                false => self.ground.volume_mut(vid).parked.push(id),
             }
         }
     }
@@ -227,7 +232,7 @@ impl Engine {
         op.stage = Stage::InLog;
         op.logged = 0;
         let volume = op.request.volume;
-        let volume = self.volume_mut(volume);
+        let volume = self.ground.volume_mut(volume);
         volume.pending.push_back(id);
         volume.entered += 1;
     }
@@ -236,16 +241,16 @@ impl Engine {
     fn read_edges(&mut self, id: OpId) -> bool {
         let wanted = self.ops[id].edges.iter().flatten().count();
         let vid = self.ops[id].request.volume;
-        let left = self.pools.edge.available();
-        let reserved = if self.volume(vid).edge_buffers > 0 { EDGE_BUFFERS_RESERVED } else { 0 };
+        let left = self.ground.base.pools.edge.available();
+        let reserved = if self.ground.volume(vid).edge_buffers > 0 { EDGE_BUFFERS_RESERVED } else { 0 };
         if left < wanted + reserved {
             return false;
         }
-        self.volume_mut(vid).edge_buffers += wanted;
+        self.ground.volume_mut(vid).edge_buffers += wanted;
         self.ops[id].stage = Stage::Edges;
         for side in 0..2 {
             let Some(mut edge) = self.ops[id].edges[side] else { continue };
-            edge.buf = self.pools.edge.take().expect("counted above");
+            edge.buf = self.ground.base.pools.edge.take().expect("counted above");
             self.ops[id].edges[side] = Some(edge);
             self.read_blocks(id, edge.block, 1, edge.buf);
         }
@@ -259,14 +264,17 @@ impl Engine {
         for edge in op.edges.into_iter().flatten() {
             let (from, to) = (usize::from(edge.from), usize::from(edge.to));
             if !write {
-                self.arena.bytes_mut(edge.buf)[from..to].fill(0);
+                self.ground.base.arena.bytes_mut(edge.buf)[from..to].fill(0);
                 continue;
             }
             let buf = op.request.buf.expect("a write has a buffer");
             let whole = buf.slice((edge.block - op.first_block) as usize * BLOCK_BYTES, BLOCK_BYTES);
             for (start, end) in [(0, from), (to, BLOCK_BYTES)] {
                 if start < end {
-                    self.arena.copy(edge.buf.slice(start, end - start), whole.slice(start, end - start));
+                    self.ground
+                        .base
+                        .arena
+                        .copy(edge.buf.slice(start, end - start), whole.slice(start, end - start));
                 }
             }
         }
@@ -281,9 +289,9 @@ impl Engine {
             if let Some(edge) = self.ops[id].edges[side].take()
                 && edge.buf.len > 0
             {
-                self.pools.edge.give(edge.buf);
+                self.ground.base.pools.edge.give(edge.buf);
                 let vid = self.ops[id].request.volume;
-                self.volume_mut(vid).edge_buffers -= 1;
+                self.ground.volume_mut(vid).edge_buffers -= 1;
                 self.edge_freed = true;
             }
         }
@@ -294,51 +302,53 @@ impl Engine {
         let op = self.ops[id];
         let vid = op.request.volume;
         let (first, end) = (op.first_block, op.first_block + op.blocks);
-        if !self.dead && !self.volume(vid).goes_direct() {
+        if !self.ground.base.dead && !self.ground.volume(vid).goes_direct() {
             // The mode has changed while it waited: in front of a log that goes on it might wait for ever.
             self.ops[id].direct = false;
             self.enter_log(id);
             return true;
         }
-        if self.has_lost(vid, first, end) && !self.dead {
+        if self.has_lost(vid, first, end) && !self.ground.base.dead {
             // The image holds something older. Were the write to fail on its way there, that would be read:
             // the log takes the place of what is lost at once, and the drain brings it to the image.
             self.ops[id].direct = false;
             self.enter_log(id);
             return true;
         }
-        if self.has_dirty(vid, first, end) || !mutated!(DirectBesideRedo) && self.volume(vid).has_redo() {
+        if self.has_dirty(vid, first, end)
+            || !mutated!(DirectBesideRedo) && self.ground.volume(vid).has_redo()
+        {
             // A redo that is kept would take the image back behind this change if it were needed.
             self.hurry_drain(vid, first, end);
             return false;
         }
-        let volume = self.volume(vid);
-        if !volume.backend.may_send(now) || self.stopping == Some(LAST_CHECKPOINT) {
+        let volume = self.ground.volume(vid);
+        if !volume.backend.may_send(now) || self.ground.base.stopping == Some(LAST_CHECKPOINT) {
             return false; // After the last flush of a shutdown nothing more is sent, nor answered.
         }
-        if self.dead && !volume.backend.is_disowned() {
+        if self.ground.base.dead && !volume.backend.is_disowned() {
             self.disown(now, vid);
             return false;
         }
-        if volume.log.durable() < volume.log.published() && !self.dead {
+        if volume.log.durable() < volume.log.published() && !self.ground.base.dead {
             // The backend must not get ahead of what a power loss would leave in the log.
-            self.sync.wanted = true;
+            self.ground.log.want_stable();
             return false;
         }
-        let overtaken = self.cancel_fills(vid, first, end - first);
-        let forgotten = self.volume(vid).forgotten_until > self.checkpoint.durable;
+        let overtaken = self.ground.overtake(vid, first, end - first);
+        let forgotten = self.ground.volume(vid).forgotten_until > self.ground.base.checkpoints.durable();
         // The peer may still hold what we have evicted.
-        let copied = self.volume(vid).peer.is_some() && !mutated!(PeerNotTold);
+        let copied = self.ground.volume(vid).copy.is_some() && !mutated!(PeerNotTold);
         if !op.invalidated && (overtaken > 0 || forgotten || copied || self.is_known(vid, first, end)) {
-            if self.dead {
-                self.forget_blocks(vid, first, end - first);
+            if self.ground.base.dead {
+                self.ground.forget_blocks(vid, first, end - first);
             } else {
                 self.enter_log(id);
                 return true;
             }
         }
         self.ops[id].stage = Stage::Direct;
-        self.volume_mut(vid).direct_in_flight += 1;
+        self.ground.volume_mut(vid).direct_in_flight += 1;
         let mut n = 0;
         let mut op = op;
         op.direct = false; // The parts are those of the change itself now, not of its invalidation.
@@ -371,13 +381,13 @@ impl Engine {
         let volume = self.ops[id].request.volume;
         self.ops[id].waiting += 1;
         let blocks = self.ops[id].blocks;
-        self.volume_mut(volume).count.bypass_mode_blocks += blocks;
-        self.backend(Io::Direct { op: id }, volume, op);
+        self.ground.volume_mut(volume).count.bypass_mode_blocks += blocks;
+        self.ground.backend(Io::Direct { op: id }, volume, op);
     }
 
     pub(crate) fn direct_done(&mut self, now: Nanos, id: OpId, result: Result<(), IoError>) {
         let vid = self.ops[id].request.volume;
-        self.note_backend_result(now, vid, result);
+        self.ground.note_backend_result(now, vid, result);
         let op = &mut self.ops[id];
         op.waiting -= 1;
         if let Err(error) = result {
@@ -390,7 +400,7 @@ impl Engine {
             return;
         }
         let full = std::mem::replace(&mut op.barrier, 0) == u64::MAX;
-        let volume = self.volume_mut(vid);
+        let volume = self.ground.volume_mut(vid);
         volume.direct_in_flight -= 1;
         volume.backend.note_written();
         if full {
@@ -411,8 +421,8 @@ impl Engine {
     pub(crate) fn flush_backend_for(&mut self, id: OpId) {
         let volume = self.ops[id].request.volume;
         self.ops[id].stage = Stage::Acking;
-        let covers = self.volume(volume).backend.covers();
-        self.backend(Io::DirectFlush { op: id, covers }, volume, BackendOp::Flush);
+        let covers = self.ground.volume(volume).backend.covers();
+        self.ground.backend(Io::DirectFlush { op: id, covers }, volume, BackendOp::Flush);
     }
 
     pub(crate) fn direct_flush_done(
@@ -424,8 +434,8 @@ impl Engine {
     ) {
         let vid = self.ops[id].request.volume;
         let asked = self.ops[id].request.op == Op::Flush;
-        self.note_backend_result(now, vid, result);
-        let volume = self.volume_mut(vid);
+        self.ground.note_backend_result(now, vid, result);
+        let volume = self.ground.volume_mut(vid);
         if result.is_ok() {
             volume.backend.note_flushed(covers);
         } else {
@@ -438,51 +448,61 @@ impl Engine {
             return; // The peer has gone meanwhile.
         }
         // The client that flushes is told of a flush of ours that failed before, once.
-        let lost = asked && self.volume_mut(vid).backend.take_lost();
+        let lost = asked && self.ground.volume_mut(vid).backend.take_lost();
         self.complete(id, if lost { Err(RequestError::Io) } else { result.map_err(|_| RequestError::Io) });
     }
 
     /// Builds and issues appends while there is something to log and room for it.
     pub(crate) fn pump_log(&mut self) {
-        if self.stopping == Some(LAST_CHECKPOINT) {
+        if self.ground.base.stopping == Some(LAST_CHECKPOINT) {
             // What is not in the last checkpoint may be lost with the power, and must not be answered.
             return;
         }
-        let in_flight_max = self.config.appends_in_flight;
-        while self.log.streams[Stream::Log as usize].in_flight.len() < in_flight_max {
+        let in_flight_max = self.ground.base.config.appends_in_flight;
+        while self.ground.log.in_flight(Stream::Log) < in_flight_max {
             let Some(Pending { volume: first, durable, least }) = self.volume_with_pending() else { return };
-            let in_flight = self.log.streams[Stream::Log as usize].in_flight.len();
+            let in_flight = self.ground.log.in_flight(Stream::Log);
             if durable && in_flight > 0 {
                 // One append that is stable by itself is cheaper than several and a sync.
                 return;
             }
-            if self.pools.append.available() <= BUFFERS_FOR_MOVES {
+            if self.ground.base.pools.append.available() <= BUFFERS_FOR_MOVES {
                 return;
             }
-            let Some(buf) = self.pools.append.take() else { return };
-            let mut builder = match self.begin_append(Stream::Log, buf, least, false) {
-                Ok(builder) => builder,
-                Err(buf) => return self.pools.append.give(buf),
-            };
-            let volumes = self.volumes.len();
+            let Some(buf) = self.ground.base.pools.append.take() else { return };
+            let mut builder =
+                match self.ground.begin_append(Want { stream: Stream::Log, least, moves: false }, buf) {
+                    Ok(builder) => builder,
+                    Err(buf) => return self.ground.base.pools.append.give(buf),
+                };
+            let volumes = self.ground.volumes.len();
             for i in 0..volumes {
                 self.take_pending(&mut builder, VolumeId(((first + i) % volumes) as u16));
             }
             self.next_volume = (first + 1) % volumes;
-            let log = &self.log.streams[Stream::Log as usize];
-            let durable = builder.append.ops.iter().any(|&op| self.ops[op].durable || self.ops[op].direct);
-            let alone = in_flight == 0 && log.stable == log.published;
+            let durable = builder.ops().iter().any(|&op| self.ops[op].durable || self.ops[op].direct);
+            let alone = in_flight == 0 && self.ground.log.is_stable();
             let dsync = durable && (alone || mutated!(FuaCoversWhatIsBefore));
-            self.issue_append(builder, dsync);
+            // The peer before the device: the way is longer, and until the device's turn comes nobody changes the buffer.
+            let ops = &self.ops;
+            let waits = |id, sequence| {
+                let waits = |&op: &OpId| {
+                    let op = &ops[op];
+                    (op.request.volume, op.sequence) == (id, sequence) && op.needs_stable()
+                };
+                builder.ops().iter().any(waits)
+            };
+            self.ground.send_records(&builder, waits);
+            self.ground.log.issue(&mut self.ground.base, builder, dsync);
         }
     }
 
     /// The next volume (in turn) that has something to log.
     fn volume_with_pending(&mut self) -> Option<Pending> {
-        let volumes = self.volumes.len();
+        let volumes = self.ground.volumes.len();
         for i in 0..volumes {
             let at = (self.next_volume + i) % volumes;
-            let Some(volume) = &self.volumes[at] else { continue };
+            let Some(volume) = &self.ground.volumes[at] else { continue };
             let Some(room) = volume.record_room().filter(|_| !volume.groups_end()) else { continue };
             let Some(&front) = volume.pending.front() else { continue };
             let op = &self.ops[front];
@@ -495,15 +515,15 @@ impl Engine {
                 (_, Some(Part::Range(kind, ..))) => (false, kind != EntryKind::Invalidate, (1, 1)),
                 (_, None) => (false, false, (1, 1)),
             };
-            if data && room.blocks == 0 || zeroes && room.ranges == 0 {
+            if data && room.blocks() == 0 || zeroes && room.ranges() == 0 {
                 continue;
             }
             let full = data && self.quota_left(VolumeId(at as u16)) == 0;
-            let wait = full || zeroes && self.extents_are_full();
+            let wait = full || zeroes && self.ground.extents_are_full();
             if !wait {
                 return Some(Pending { volume: at, durable, least });
             }
-            let volume = self.volumes[at].as_mut().expect("looked at just now");
+            let volume = self.ground.volumes[at].as_mut().expect("looked at just now");
             if volume.quota_wait_noted != sequence {
                 volume.quota_wait_noted = sequence;
                 volume.count.quota_waits += 1;
@@ -514,25 +534,25 @@ impl Engine {
 
     /// Blocks that the volume may still dirty.
     pub(crate) fn quota_left(&self, id: VolumeId) -> u64 {
-        let volume = self.volume(id);
+        let volume = self.ground.volume(id);
         let used = volume.ledger.held() + volume.unpublished_blocks + volume.reserved_blocks();
-        let own = (self.dirty_bytes_max(id) / BLOCK_BYTES as u64).saturating_sub(used);
+        let own = (self.ground.dirty_bytes_max(id) / BLOCK_BYTES as u64).saturating_sub(used);
         own.min(self.blocks_left())
     }
 
     /// Blocks that all volumes together may still dirty, beside what owners of replicas were told.
     pub(crate) fn blocks_left(&self) -> u64 {
-        self.budget.blocks_left(&self.space)
+        self.ground.budget.blocks_left(&self.ground.space)
     }
 
     /// Moves what fits of a volume's pending operations into the append.
     fn take_pending(&mut self, builder: &mut Builder, id: VolumeId) {
-        if self.volumes[id.0 as usize].as_ref().is_none_or(|volume| volume.groups_end()) {
+        if self.ground.volumes[id.0 as usize].as_ref().is_none_or(|volume| volume.groups_end()) {
             return;
         }
         let mut quota = self.quota_left(id);
         loop {
-            let volume = self.volumes[id.0 as usize].as_ref().expect("checked above");
+            let volume = self.ground.volumes[id.0 as usize].as_ref().expect("checked above");
             let Some(&front) = volume.pending.front() else { return };
             if let Some(incoming) = self.ops[front].incoming {
                 if !self.take_record(builder, front, incoming) {
@@ -543,9 +563,10 @@ impl Engine {
             let Some(room) = volume.record_room().filter(|_| builder.has_room_for_record()) else { return };
             let first = self.ops[front].part(self.ops[front].logged);
             match first {
-                Some(Part::Data(..)) if quota == 0 || room.blocks == 0 => return,
+                Some(Part::Data(..)) if quota == 0 || room.blocks() == 0 => return,
                 Some(Part::Range(kind, ..))
-                    if kind != EntryKind::Invalidate && (self.ranges_left() == 0 || room.ranges == 0) =>
+                    if kind != EntryKind::Invalidate
+                        && (self.ground.ranges_left() == 0 || room.ranges() == 0) =>
                 {
                     return;
                 }
@@ -553,23 +574,19 @@ impl Engine {
             }
             builder.begin_record(id, RecordKind::Write);
             self.fill_record(builder, id, &mut quota, room);
-            let volume = self.volumes[id.0 as usize].as_mut().expect("checked above");
-            let fields = RecordFields {
-                generation: volume.spec.generation,
-                sequence: volume.log.built() + 1,
-                durable_sequence: volume.log.durable(),
-                chain: volume.log.chain(),
-            };
-            let chain = builder.end_record(&mut self.arena, &self.space, self.checkpoint.durable, fields);
-            volume.log.build(fields.sequence, chain);
-            self.note_record(builder);
+            let volume = self.ground.volumes[id.0 as usize].as_mut().expect("checked above");
+            let sequence = volume.log.built() + 1;
+            let fields = RecordFields::next(volume.spec.generation, sequence, &volume.log);
+            let chain = builder.end_record(&mut self.ground.base, &self.ground.space, fields);
+            volume.log.build(sequence, chain);
+            self.ground.note_built(builder);
         }
     }
 
     fn fill_record(&mut self, builder: &mut Builder, id: VolumeId, quota: &mut u64, room: RecordRoom) {
-        let volume = self.volumes[id.0 as usize].as_mut().expect("checked by the caller");
+        let volume = self.ground.volumes[id.0 as usize].as_mut().expect("checked by the caller");
         let sequence = volume.log.built() + 1;
-        let RecordRoom { mut blocks, mut ranges } = room;
+        let (mut blocks, mut ranges) = (room.blocks(), room.ranges());
         while let Some(&front) = volume.pending.front() {
             let op = &mut self.ops[front];
             let before = op.logged;
@@ -584,18 +601,18 @@ impl Engine {
                 match part {
                     Part::Data(block, from) => {
                         // The CRC is computed over the copy, which is what is written.
-                        let to = builder.push_data(&self.space, block, 0, 0);
-                        let crc = copy_block(&mut self.arena, from, to);
+                        let to = builder.push_data(&self.ground.space, block, 0, 0);
+                        let crc = copy_block(&mut self.ground.base.arena, from, to);
                         builder.set_last_crc(crc);
                         *quota -= 1;
                         blocks -= 1;
                         volume.unpublished_blocks += 1;
-                        self.budget.note_built(1);
+                        self.ground.budget.note_built(1);
                     }
                     Part::Range(kind, block, len) => {
                         builder.push_range(kind, block, len);
                         if kind != EntryKind::Invalidate {
-                            self.budget.add_extents(1);
+                            self.ground.budget.add_extents(1);
                             ranges -= 1;
                         }
                     }
@@ -606,8 +623,7 @@ impl Engine {
                 return;
             }
             op.sequence = sequence;
-            if builder.append.ops.last() != Some(&front) {
-                builder.append.ops.push(front);
+            if builder.push_op(front) {
                 op.unpublished += 1;
             }
             if op.part(op.logged).is_some() {
@@ -626,23 +642,23 @@ impl Engine {
             return;
         }
         let vid = op.request.volume;
-        self.volume_mut(vid).published += 1;
+        self.ground.volume_mut(vid).published += 1;
         if let Some(incoming) = self.ops[id].incoming {
             self.record_published(vid, incoming);
         }
         let op = &self.ops[id];
         if op.needs_stable() {
-            self.sync.waiters.push((append, id));
+            self.ground.log.wait_stable(append, id);
         } else {
             self.go_on(now, id);
         }
-        self.volume_mut(vid).recheck = true;
+        self.ground.volume_mut(vid).recheck = true;
     }
 
     /// Whether any of the blocks is dirty. What is on its way to the image stays so until it is flushed there, and zeroes are
     /// forgotten then.
     pub(crate) fn has_dirty(&self, id: VolumeId, first: u64, end: u64) -> bool {
-        let volume = self.volume(id);
+        let volume = self.ground.volume(id);
         if volume.ledger.dirty() == 0 && !volume.is_dirty() {
             return false;
         }
@@ -650,7 +666,7 @@ impl Engine {
         while at < end {
             let (found, n) = volume.ledger.index().lookup_run(at, (end - at).min(1 << 20) as u32);
             let dirty = match found {
-                Lookup::At(position) => (position..position + n).any(|p| self.space.marks.is_dirty(p)),
+                Lookup::At(position) => (position..position + n).any(|p| self.ground.space.marks.is_dirty(p)),
                 Lookup::Zero => true,
                 Lookup::Absent | Lookup::Lost => false,
             };
@@ -664,7 +680,7 @@ impl Engine {
 
     /// Whether the only copy of any of the blocks is lost.
     fn has_lost(&self, id: VolumeId, first: u64, end: u64) -> bool {
-        let index = self.volume(id).ledger.index();
+        let index = self.ground.volume(id).ledger.index();
         let mut at = if index.blocks().lost == 0 { end } else { first };
         while at < end {
             let (found, n) = index.lookup_run(at, (end - at).min(1 << 20) as u32);
@@ -678,7 +694,7 @@ impl Engine {
 
     /// Whether the index knows anything about the blocks.
     fn is_known(&self, id: VolumeId, first: u64, end: u64) -> bool {
-        let index = self.volume(id).ledger.index();
+        let index = self.ground.volume(id).ledger.index();
         let mut at = first;
         while at < end {
             let (found, n) = index.lookup_run(at, (end - at).min(1 << 20) as u32);
@@ -695,9 +711,9 @@ impl Engine {
         self.release_edges(id);
         let op = self.ops.remove(id);
         let vid = op.request.volume;
-        let result = if self.volume(vid).is_refusing() { Err(RequestError::Io) } else { result };
-        self.out.reply(op.request.id, result);
-        let volume = self.volume_mut(vid);
+        let result = if self.ground.volume(vid).is_refusing() { Err(RequestError::Io) } else { result };
+        self.ground.base.out.reply(op.request.id, result);
+        let volume = self.ground.volume_mut(vid);
         volume.requests -= 1;
         if result.is_ok() {
             volume.sequence_acknowledged = volume.sequence_acknowledged.max(op.acknowledges());
@@ -730,7 +746,7 @@ impl Engine {
         for number in 1.. {
             let Some(&next) = waiting.front() else { return };
             let ClientOp { first_block, blocks, .. } = self.ops[next];
-            let volume = self.volume_mut(vid);
+            let volume = self.ground.volume_mut(vid);
             if number > WOKEN_MAX
                 && let Some(at) = volume.locked_by(first_block, first_block + blocks, next)
                 && let Some(lock) = volume.locks.get_mut(&at)

@@ -2,10 +2,12 @@
 //! them, and the owner logs them as the records of a copy, before it serves again.
 
 use crate::api::{BLOCK_BYTES, ControlError, IoError, RECORD_BLOCKS_MAX, RequestError, VolumeId};
+use crate::base::flight::Io;
+use crate::base::flight::OpId;
 use crate::base::mem::Buf;
 use crate::blocks::index::Position;
-use crate::control::volume::{OpId, Task};
-use crate::engine::{Engine, Io};
+use crate::control::volume::Task;
+use crate::engine::Engine;
 use crate::format::{RecordKind, byte, crc32c};
 use crate::peers::follower::Replica;
 use crate::recovery::replay::{FoundRecord, decode_record};
@@ -33,7 +35,7 @@ impl Engine {
     /// There is no such volume, or something else is being done with it.
     pub fn follow_on(&mut self, id: VolumeId) -> Result<(), ControlError> {
         let volume =
-            self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut).ok_or(ControlError::Gone)?;
+            self.ground.volumes.get_mut(id.0 as usize).and_then(Option::as_mut).ok_or(ControlError::Gone)?;
         if volume.closing || volume.task != Task::None {
             return Err(ControlError::Busy);
         }
@@ -53,30 +55,32 @@ impl Engine {
     /// Reads a record of a copy, if it still stands where it was logged.
     pub(crate) fn start_fetch(&mut self, id: OpId, sequence: u64) {
         let op = self.ops[id];
-        let replica = self.volume(op.request.volume).replica.as_ref();
+        let replica = self.ground.volume(op.request.volume).replica.as_ref();
         let found = replica.and_then(|replica| replica.place_of_record(sequence));
         let stands = |&(segment, life, ..): &(u32, u64, u32, u32)| {
-            self.space.segments[segment as usize].sequence == life
+            self.ground.space.segments[segment as usize].sequence == life
         };
         let Some((segment, life, first, blocks)) = found.filter(stands) else {
             return self.complete(id, Err(RequestError::Invalid));
         };
-        let position = self.geo.segment_block(segment) + first;
+        let position = self.ground.base.geo.segment_block(segment) + first;
         let buf = op.request.buf.expect("a read has a buffer").slice(0, blocks as usize * BLOCK_BYTES);
-        self.space.pin(position);
-        self.out.read(Io::Fetch(FetchRead { op: id, sequence, position, life, buf }), byte(position), buf);
+        self.ground.space.pin(position);
+        let fetch = self.fetches.insert(FetchRead { op: id, sequence, position, life, buf });
+        self.ground.base.out.read(Io::Fetch(fetch), byte(position), buf);
     }
 
     /// It has been read: it is sent only if nothing is wrong with it.
-    pub(crate) fn fetch_done(&mut self, read: FetchRead, result: Result<(), IoError>) {
-        self.space.unpin(read.position);
+    pub(crate) fn fetch_done(&mut self, index: u32, result: Result<(), IoError>) {
+        let read = self.fetches.remove(index);
+        self.ground.space.unpin(read.position);
         let id = self.ops[read.op].request.volume;
-        let generation = self.volume(id).spec.generation;
-        let (block, data) = self.arena.bytes(read.buf).split_at(BLOCK_BYTES);
+        let generation = self.ground.volume(id).spec.generation;
+        let (block, data) = self.ground.base.arena.bytes(read.buf).split_at(BLOCK_BYTES);
         let is_meant = |record: &FoundRecord| {
             let header = &record.header;
             header.kind == RecordKind::Write as u8
-                && (header.uuid, header.volume.get()) == (self.geo.uuid, id.0)
+                && (header.uuid, header.volume.get()) == (self.ground.base.geo.uuid, id.0)
                 && header.segment_sequence.get() == read.life
                 && (header.generation.get(), header.sequence.get()) == (generation, read.sequence)
                 && usize::from(header.blocks.get()) * BLOCK_BYTES == data.len()

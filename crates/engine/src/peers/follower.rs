@@ -8,16 +8,20 @@ use crate::api::{
     BLOCK_BYTES, Begin, ControlError, RECORD_BLOCKS_MAX, Request, RequestError, Room, VolumeId, VolumeSpec,
     is_size,
 };
+use crate::base::flight::OpId;
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
 use crate::blocks::index::ObjectFlags;
 use crate::blocks::ledger::{Place, objects_of};
-use crate::control::volume::{DirtyObject, OpId, Stage, Task, Volume};
+use crate::control::volume::{DirtyObject, Stage, Task, Volume};
 use crate::control::{AddError, check_spec};
 use crate::engine::Engine;
 use crate::format::{COUNTER_MAX, EntryKind, RecordKind, crc32c};
-use crate::log::{Append, Builder, Built, BuiltEntry, RecordFields};
-use crate::peers::owner::WINDOW_BYTES;
+use crate::log::build::Append;
+use crate::log::build::Builder;
+use crate::log::build::BuiltEntry;
+use crate::log::build::RecordFields;
+use crate::log::copy::{WINDOW_BYTES, is_zeroes};
 use crate::recovery::replay::decode_record;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -125,7 +129,7 @@ impl Engine {
     ) -> Result<VolumeId, AddError> {
         check_spec(&spec)?;
         check_begin(spec.generation, spec.size_bytes, base).map_err(|_| AddError::Size(spec.size_bytes))?;
-        self.count_extents(room.ranges);
+        self.ground.count_extents(room.ranges);
         if !self.has_room(room, Room::default()) {
             return Err(AddError::NoRoom);
         }
@@ -145,28 +149,28 @@ impl Engine {
     /// so does a beginning that is under way. Where there is no room for what the owner was told, nothing has changed. Returns whether it
     /// begins.
     pub fn begin_replica(&mut self, id: VolumeId, begin: Begin, control: u64) -> bool {
-        self.out.stir();
+        self.ground.base.out.stir();
         if let Err(error) = check_begin(begin.generation, begin.size_bytes, begin.base) {
-            self.out.control_done(control, Err(error));
+            self.ground.base.out.control_done(control, Err(error));
             return false;
         }
         let freed = self.room_freed(Some(id));
         if !self.has_room(begin.room, freed) {
             let result = Err(ControlError::NoRoom);
-            self.out.control_done(control, result);
+            self.ground.base.out.control_done(control, result);
             return false;
         }
-        if let Some(Some(volume)) = self.volumes.get_mut(id.0 as usize)
+        if let Some(Some(volume)) = self.ground.volumes.get_mut(id.0 as usize)
             && let Task::Begin { control, .. } = volume.task
         {
             // The owner has come back meanwhile: what it says now counts.
             volume.task = Task::None;
-            self.out.control_done(control, Err(ControlError::Busy));
+            self.ground.base.out.control_done(control, Err(ControlError::Busy));
         }
         let Some(volume) = self.controllable(id, control, false) else { return false };
         if volume.attached {
             let result = Err(ControlError::NotReplica);
-            self.out.control_done(control, result);
+            self.ground.base.out.control_done(control, result);
             return false;
         }
         let promised = volume.spec.generation;
@@ -174,7 +178,7 @@ impl Engine {
         self.refuse_pending(id);
         self.withdraw_room(id);
         self.grant(id, begin.room);
-        let volume = self.volume_mut(id);
+        let volume = self.ground.volume_mut(id);
         volume.task = Task::Begin { control, begin };
         true
     }
@@ -182,12 +186,14 @@ impl Engine {
     /// What the owner of a copy that begins now can be told there is room for; the copy is that of the volume `id`, whose
     /// content would be thrown away, or a new one.
     pub fn room_to_begin(&mut self, id: Option<VolumeId>) -> Room {
-        if self.dead {
+        if self.ground.base.dead {
             return Room::default();
         }
         let freed = self.room_freed(id);
-        let quota =
-            id.map_or_else(|| self.budget.quota_of_another(&self.space), |id| self.dirty_bytes_max(id));
+        let quota = id.map_or_else(
+            || self.ground.budget.quota_of_another(&self.ground.space),
+            |id| self.ground.dirty_bytes_max(id),
+        );
         let ranges = self.ranges_to_tell() + freed.ranges;
         Room {
             bytes: (self.blocks_left() * BLOCK_BYTES as u64 + freed.bytes)
@@ -199,14 +205,14 @@ impl Engine {
 
     /// What there is more of when the copy in this volume, if there is one, is thrown away.
     fn room_freed(&mut self, id: Option<VolumeId>) -> Room {
-        self.count_extents(ROOM_AT_BEGIN.ranges);
-        let volume = id.and_then(|id| self.volumes.get(id.0 as usize)?.as_ref());
+        self.ground.count_extents(ROOM_AT_BEGIN.ranges);
+        let volume = id.and_then(|id| self.ground.volumes.get(id.0 as usize)?.as_ref());
         let Some((id, volume)) = id.zip(volume) else { return Room::default() };
         let replica = volume.replica.as_ref();
         let told = replica.map_or(0, |replica| replica.granted.ranges + replica.pending.ranges);
         Room {
             bytes: (volume.ledger.held() + volume.reserved_blocks()) * BLOCK_BYTES as u64,
-            ranges: self.extents_of(id) + told,
+            ranges: self.ground.extents_of(id) + told,
         }
     }
 
@@ -218,27 +224,27 @@ impl Engine {
 
     /// Ranges of zeroes that owners of replicas may be told of beside what they were: never so many that others wait for ever.
     fn ranges_to_tell(&self) -> u64 {
-        let all = self.geo.extents_max() as u64 / 4;
-        self.ranges_left().min(all.saturating_sub(self.budget.ranges_reserved()))
+        let all = self.ground.base.geo.extents_max() as u64 / 4;
+        self.ground.ranges_left().min(all.saturating_sub(self.ground.budget.ranges_reserved()))
     }
 
     /// And of these one of them.
     fn ranges_share(&self) -> u64 {
-        (self.geo.extents_max() as u64 / 4 / self.volumes.len().max(1) as u64).max(1)
+        (self.ground.base.geo.extents_max() as u64 / 4 / self.ground.volumes.len().max(1) as u64).max(1)
     }
 
     fn grant(&mut self, id: VolumeId, room: Room) {
-        self.budget.reserve(room);
-        self.volume_mut(id).replica.as_mut().expect("a replica's owner is told").granted += room;
+        self.ground.budget.reserve(room);
+        self.ground.volume_mut(id).replica.as_mut().expect("a replica's owner is told").granted += room;
     }
 
     /// The owner of a replica is not heard any more: what it was told of room is others' again.
     pub fn withdraw_room(&mut self, id: VolumeId) {
-        let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let volume = self.ground.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
         if let Some(replica) = volume.and_then(|volume| volume.replica.as_mut()) {
             let granted = std::mem::take(&mut replica.granted);
-            self.budget.release(granted);
-            self.out.stir();
+            self.ground.budget.release(granted);
+            self.ground.base.out.stir();
         }
     }
 
@@ -246,7 +252,7 @@ impl Engine {
     /// promise is recorded.
     pub fn promise(&mut self, id: VolumeId, generation: u64, control: u64) {
         if self.controllable_replica(id, control) {
-            let replica = self.volume_mut(id).replica.as_mut().expect("checked just now");
+            let replica = self.ground.volume_mut(id).replica.as_mut().expect("checked just now");
             replica.promised = replica.promised.max(generation);
             self.refuse_pending(id);
             self.persist(control);
@@ -255,21 +261,21 @@ impl Engine {
 
     /// The lowest generation that a replica listens to; `None` if the volume is none.
     pub fn promised(&self, id: VolumeId) -> Option<u64> {
-        Some(self.volumes.get(id.0 as usize)?.as_ref()?.replica.as_ref()?.promised)
+        Some(self.ground.volumes.get(id.0 as usize)?.as_ref()?.replica.as_ref()?.promised)
     }
 
     /// What the owner of a replica may send behind what the cache device has (see [`LogStatus::published`](crate::api::LogStatus), and
     /// may be more than was answered): the room is kept for it from now on, until it is used
     /// or [`Engine::withdraw_room`] is called.
     pub fn replica_room(&mut self, id: VolumeId) -> Room {
-        let volume = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
+        let volume = self.ground.volumes.get(id.0 as usize).and_then(Option::as_ref);
         let volume = volume.filter(|volume| !volume.closing && volume.task == Task::None);
         let Some(replica) = volume.and_then(|volume| volume.replica.as_ref()) else { return Room::default() };
         let mut told = replica.granted;
         told += replica.unpublished;
         let wanted = ROOM_MAX.ranges.min(self.ranges_share()).saturating_sub(told.ranges);
-        self.count_extents(wanted);
-        let left = if self.dead { 0 } else { self.quota_left(id) * BLOCK_BYTES as u64 };
+        self.ground.count_extents(wanted);
+        let left = if self.ground.base.dead { 0 } else { self.quota_left(id) * BLOCK_BYTES as u64 };
         let more = Room {
             bytes: left.min(ROOM_MAX.bytes.saturating_sub(told.bytes)),
             ranges: self.ranges_to_tell().min(wanted),
@@ -281,26 +287,26 @@ impl Engine {
 
     /// The cache device has a record.
     pub(crate) fn record_published(&mut self, id: VolumeId, incoming: Incoming) {
-        let replica = self.volume_mut(id).replica.as_mut().expect("a replica takes records");
+        let replica = self.ground.volume_mut(id).replica.as_mut().expect("a replica takes records");
         replica.unpublished -= incoming.room();
     }
 
     fn controllable_replica(&mut self, id: VolumeId, control: u64) -> bool {
-        self.out.stir();
+        self.ground.base.out.stir();
         let Some(volume) = self.controllable(id, control, false) else { return false };
         let is_replica = volume.replica.is_some();
         if !is_replica {
-            self.out.control_done(control, Err(ControlError::NotReplica));
+            self.ground.base.out.control_done(control, Err(ControlError::NotReplica));
         }
         is_replica
     }
 
     /// The owner's image durably has everything up to the record `sequence`: what the replica holds of that is clean.
     pub fn replica_drained(&mut self, id: VolumeId, sequence: u64) {
-        self.out.stir();
+        self.ground.base.out.stir();
         let sequence = sequence + u64::from(mutated!(CleanOneTooFar));
-        let next = self.checkpoint.next_number();
-        let (volume, space) = self.volume_and_space(id);
+        let next = self.ground.base.checkpoints.next();
+        let (volume, space) = self.ground.volume_and_space(id);
         let Some(mut replica) = volume.replica.take() else { return };
         let mut place = (0, 0);
         while let Some(logged) = replica.places.front().filter(|logged| logged.sequence <= sequence) {
@@ -334,25 +340,26 @@ impl Engine {
         volume.replica = Some(replica);
         if forgotten {
             volume.forgotten_until = next;
-            self.budget.note_extents_changed();
+            self.ground.budget.note_extents_changed();
         }
         self.update_drained(id);
     }
 
     /// What the request brings, if it is the next record of the copy.
     pub(crate) fn admit_record(&self, request: &Request) -> Result<Incoming, RequestError> {
-        let volume = self.volumes.get(request.volume.0 as usize).and_then(Option::as_ref);
-        let volume = volume.filter(|v| !v.closing && v.task == Task::None && self.stopping.is_none());
+        let volume = self.ground.volumes.get(request.volume.0 as usize).and_then(Option::as_ref);
+        let volume =
+            volume.filter(|v| !v.closing && v.task == Task::None && self.ground.base.stopping.is_none());
         let volume = volume.ok_or(RequestError::Shutdown)?;
         let replica = volume.replica.as_ref().ok_or(RequestError::Invalid)?;
-        if self.dead || volume.is_refusing() {
+        if self.ground.base.dead || volume.is_refusing() {
             return Err(RequestError::Io);
         }
         if (request.offset, request.len) != (0, 0) {
             return Err(RequestError::Invalid);
         }
         let buf = request.buf.expect("a record has a buffer");
-        let (block, data) = self.arena.bytes(buf).split_at(BLOCK_BYTES);
+        let (block, data) = self.ground.base.arena.bytes(buf).split_at(BLOCK_BYTES);
         let record = decode_record(block).ok_or(RequestError::Invalid)?;
         let header = &record.header;
         let generation = header.generation.get();
@@ -365,7 +372,8 @@ impl Engine {
         let room = incoming.room();
         let has_room = match replica.own {
             true => {
-                room.bytes <= self.blocks_left() * BLOCK_BYTES as u64 && room.ranges <= self.ranges_left()
+                room.bytes <= self.blocks_left() * BLOCK_BYTES as u64
+                    && room.ranges <= self.ground.ranges_left()
             }
             false => room.bytes <= replica.granted.bytes && room.ranges <= replica.granted.ranges,
         };
@@ -393,10 +401,10 @@ impl Engine {
         op.stage = Stage::InLog;
         op.sequence = incoming.sequence;
         let vid = op.request.volume;
-        if self.volume(vid).replica.as_ref().is_some_and(|replica| replica.own) {
+        if self.ground.volume(vid).replica.as_ref().is_some_and(|replica| replica.own) {
             self.grant(vid, incoming.room());
         }
-        let volume = self.volume_mut(vid);
+        let volume = self.ground.volume_mut(vid);
         let replica = volume.replica.as_mut().expect("a replica takes records");
         replica.taken = incoming.sequence;
         replica.granted -= incoming.room();
@@ -414,69 +422,68 @@ impl Engine {
         if !builder.has_room_for(u32::from(blocks), usize::from(entries)) {
             return false;
         }
-        let record = decode_record(self.arena.bytes(header_of(buf))).expect("it was read when it came");
+        let record =
+            decode_record(self.ground.base.arena.bytes(header_of(buf))).expect("it was read when it came");
         builder.begin_record(vid, RecordKind::Write);
         let mut from = BLOCK_BYTES;
         for entry in record.entries {
             if entry.has_data() {
-                let to = builder.push_data(&self.space, entry.block(), entry.value(), 0);
-                self.arena.copy(buf.slice(from, BLOCK_BYTES), to);
+                let to = builder.push_data(&self.ground.space, entry.block(), entry.value(), 0);
+                self.ground.base.arena.copy(buf.slice(from, BLOCK_BYTES), to);
                 from += BLOCK_BYTES;
                 continue;
             }
             let kind = entry.kind().expect("it was looked at when it came");
             builder.push_range(kind, entry.block(), entry.value());
-            self.budget.add_extents(usize::from(is_zeroes(Some(kind))));
+            self.ground.budget.add_extents(usize::from(is_zeroes(Some(kind))));
         }
-        self.budget.note_built(u64::from(blocks));
-        let volume = self.volumes[vid.0 as usize].as_mut().expect("its record is at hand");
+        self.ground.budget.note_built(u64::from(blocks));
+        let volume = self.ground.volumes[vid.0 as usize].as_mut().expect("its record is at hand");
         volume.unpublished_blocks += u64::from(blocks);
         volume.replica.as_mut().expect("a replica takes records").pending -= incoming.room();
-        self.budget.release(incoming.room());
-        let fields = RecordFields {
-            generation: volume.spec.generation,
-            sequence,
-            durable_sequence: volume.log.durable(),
-            chain: volume.log.chain(),
-        };
-        let chain = builder.end_record(&mut self.arena, &self.space, self.checkpoint.durable, fields);
+        self.ground.budget.release(incoming.room());
+        let fields = RecordFields::next(volume.spec.generation, sequence, &volume.log);
+        let chain = builder.end_record(&mut self.ground.base, &self.ground.space, fields);
         volume.log.build(sequence, chain);
         volume.pending.pop_front();
-        builder.append.ops.push(id);
+        builder.push_op(id);
         self.ops[id].unpublished += 1;
         true
     }
 
     /// Remembers what of an append's records the owner's word about its image will be measured by.
     pub(crate) fn note_places(&mut self, append: &Append) {
-        let (segment, life) = (append.segment, self.space.segments[append.segment as usize].sequence);
-        let blocks_of = |record: &Built| {
-            let entries = &append.entries[record.first as usize..record.end as usize];
-            1 + entries.iter().filter(|built| built.entry.has_data()).count() as u32
+        let (segment, life) =
+            (append.segment(), self.ground.space.segments[append.segment() as usize].sequence);
+        let blocks_of = |entries: &[BuiltEntry]| {
+            1 + entries.iter().filter(|built| built.entry().has_data()).count() as u32
         };
-        let mut end = append.end_block - append.records.iter().map(blocks_of).sum::<u32>();
-        for record in &append.records {
+        let mut end =
+            append.end_block() - append.records().map(|(_, entries)| blocks_of(entries)).sum::<u32>();
+        for (record, entries) in append.records() {
             let first = end;
-            end += blocks_of(record);
-            let Some(Some(volume)) = self.volumes.get_mut(record.volume.0 as usize) else { continue };
-            let Some(replica) = volume.replica.as_mut().filter(|_| record.kind == RecordKind::Write) else {
+            end += blocks_of(entries);
+            let Some(Some(volume)) = self.ground.volumes.get_mut(record.volume().0 as usize) else {
                 continue;
             };
-            replica.note_zeroes(record.sequence, &append.entries[record.first as usize..record.end as usize]);
+            let Some(replica) = volume.replica.as_mut().filter(|_| record.kind() == RecordKind::Write) else {
+                continue;
+            };
+            replica.note_zeroes(record.sequence(), entries);
             if replica.places.len() == PLACES_MAX {
                 thin_out(&mut replica.places);
             }
-            replica.places.push_back(Logged { sequence: record.sequence, segment, life, first, end });
+            replica.places.push_back(Logged { sequence: record.sequence(), segment, life, first, end });
         }
     }
 
     /// Fails the records that are not in the log yet.
     fn refuse_pending(&mut self, id: VolumeId) {
-        for op in std::mem::take(&mut self.volume_mut(id).pending) {
-            self.volume_mut(id).published += 1;
+        for op in std::mem::take(&mut self.ground.volume_mut(id).pending) {
+            self.ground.volume_mut(id).published += 1;
             self.complete(op, Err(RequestError::Shutdown));
         }
-        let volume = self.volume_mut(id);
+        let volume = self.ground.volume_mut(id);
         let built = volume.log.built();
         // The owner may send them again.
         volume.replica.as_mut().expect("a replica takes records").taken = built;
@@ -485,11 +492,11 @@ impl Engine {
 
     /// What waited for the log of a replica does not wait any more.
     pub(crate) fn forget_pending_room(&mut self, id: VolumeId) {
-        let volume = self.volumes[id.0 as usize].as_mut();
+        let volume = self.ground.volumes[id.0 as usize].as_mut();
         if let Some(replica) = volume.and_then(|volume| volume.replica.as_mut()) {
             let pending = std::mem::take(&mut replica.pending);
             replica.unpublished -= pending;
-            self.budget.release(pending);
+            self.ground.budget.release(pending);
         }
     }
 
@@ -497,7 +504,7 @@ impl Engine {
     pub(crate) fn pump_begin(&mut self, id: VolumeId, control: u64, begin: Begin) {
         let Begin { generation, size_bytes, base, .. } = begin;
         if self.empty_replica(id) {
-            let volume = self.volume_mut(id);
+            let volume = self.ground.volume_mut(id);
             volume.spec.generation = generation;
             volume.spec.size_bytes = size_bytes;
             volume.replica.as_mut().expect("a replica begins").promised = generation;
@@ -513,14 +520,14 @@ impl Engine {
     /// be taken for one to a record of the next copy.
     pub(crate) fn empty_replica(&mut self, id: VolumeId) -> bool {
         self.refuse_pending(id);
-        let volume = self.volume(id);
+        let volume = self.ground.volume(id);
         if volume.published < volume.entered || volume.requests > 0 {
             return false;
         }
         let blocks = volume.blocks_held();
-        self.forget_blocks(id, 0, blocks);
-        self.budget.note_extents_changed();
-        let volume = self.volume_mut(id);
+        self.ground.forget_blocks(id, 0, blocks);
+        self.ground.budget.note_extents_changed();
+        let volume = self.ground.volume_mut(id);
         volume.ledger.reset();
         volume.dirty_objects.clear();
         volume.drain_cursor = 0;
@@ -556,7 +563,7 @@ impl Replica {
     }
 
     fn note_zeroes(&mut self, sequence: u64, entries: &[BuiltEntry]) {
-        for entry in entries.iter().map(|built| built.entry).filter(|entry| is_zeroes(entry.kind())) {
+        for entry in entries.iter().map(|built| built.entry()).filter(|entry| is_zeroes(entry.kind())) {
             for object in objects_of(entry.block()..entry.block() + u64::from(entry.value())) {
                 self.zeroed.insert(object, sequence);
             }
@@ -569,19 +576,6 @@ fn check_begin(generation: u64, size_bytes: u64, base: u64) -> Result<(), Contro
     // Records come after it.
     let counters = generation < COUNTER_MAX && base < COUNTER_MAX / 2;
     if is_size(size_bytes) && counters { Ok(()) } else { Err(ControlError::Size(size_bytes)) }
-}
-
-/// The room that a record with these entries takes at the peer.
-pub(crate) fn room_of(entries: &[BuiltEntry]) -> Room {
-    let count = |is: &dyn Fn(&BuiltEntry) -> bool| entries.iter().filter(|built| is(built)).count() as u64;
-    Room {
-        bytes: (1 + count(&|built| built.entry.has_data())) * BLOCK_BYTES as u64,
-        ranges: count(&|built| is_zeroes(built.entry.kind())),
-    }
-}
-
-fn is_zeroes(kind: Option<EntryKind>) -> bool {
-    matches!(kind, Some(EntryKind::Discard | EntryKind::WriteZeroes))
 }
 
 /// The header block of a record in a buffer.

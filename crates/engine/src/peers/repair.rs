@@ -2,14 +2,15 @@
 //! sends is logged again, as a block is that reclaim moves. A read of it waits for that.
 
 use crate::api::{BLOCK_BYTES, Nanos, PeerOp, RequestError, VolumeId};
+use crate::base::flight::OpId;
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
 use crate::blocks::index::{Lookup, Position};
-use crate::control::volume::{OpId, Volume};
+use crate::control::volume::Volume;
 use crate::engine::Engine;
 use crate::format::{RecordKind, Stream, crc32c};
 use crate::front::read::CachedRead;
-use crate::log::RecordFields;
+use crate::log::build::RecordFields;
 use std::collections::VecDeque;
 
 /// So long the peer is waited for, or room in the log; a peer that is alive answers in the time of a device read.
@@ -78,24 +79,6 @@ pub(crate) struct Repairs {
 }
 
 impl Repairs {
-    pub(crate) fn has(&self, position: Position) -> bool {
-        self.queue.iter().any(|repair| repair.position == position)
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
-    }
-
-    /// Something in these blocks of the device is being repaired.
-    pub(crate) fn are_in(&self, positions: std::ops::Range<Position>) -> bool {
-        self.queue.iter().any(|repair| positions.contains(&repair.position))
-    }
-
-    /// Something of the volume is being repaired.
-    pub(crate) fn are_of(&self, volume: VolumeId) -> bool {
-        self.queue.iter().any(|repair| repair.volume == volume)
-    }
-
     pub(crate) fn deadline(&self) -> Option<Nanos> {
         match self.queue.front()?.stage {
             Stage::Queued(at) | Stage::Asked(at) | Stage::Here(at) => Some(at),
@@ -107,14 +90,14 @@ impl Repairs {
 impl Engine {
     /// Has a bad dirty block repaired. False if nobody can have another copy of it: it is lost.
     pub(crate) fn repair(&mut self, volume: VolumeId, block: u64, position: Position) -> bool {
-        if self.repairs.has(position) {
+        if self.ground.bad.has(position) {
             return true;
         }
-        if self.dead || !self.volume(volume).is_sending() {
+        if self.ground.base.dead || !self.ground.volume(volume).is_sending() {
             return false;
         }
-        let crc = self.space.marks.crc(position);
-        self.space.pin(position);
+        let crc = self.ground.space.marks.crc(position);
+        self.ground.space.pin(position);
         self.repairs.queue.push_back(Repair {
             volume,
             block,
@@ -124,16 +107,10 @@ impl Engine {
             attempts: 0,
             settled: false,
         });
-        self.out.stir();
+        self.ground.bad.insert(volume, position);
+        self.ground.log.set_repairs(true);
+        self.ground.base.out.stir();
         true
-    }
-
-    /// A cached block does not verify, also when it was read again.
-    pub(crate) fn note_corrupt(&mut self, volume: VolumeId, position: Position) {
-        // Until it is repaired it may be found bad many times.
-        if !self.repairs.has(position) {
-            self.volume_mut(volume).count.corrupt_blocks += 1;
-        }
     }
 
     /// A block of a read waits until its repair is over.
@@ -151,32 +128,32 @@ impl Engine {
         {
             return;
         }
-        let of = self.volumes[id.0 as usize].as_ref();
+        let of = self.ground.volumes[id.0 as usize].as_ref();
         let arrived = |of: &Volume| {
-            let there = of.peer.as_ref().map_or(0, |peer| peer.logged());
+            let there = of.copy.as_ref().map_or(0, |copy| copy.logged());
             of.log.published().min(there) >= of.log.built()
         };
         let unsettled = of.filter(|of| !front.settled && !arrived(of));
         match data.filter(|data| data.len() == BLOCK_BYTES && crc32c(data) == crc) {
             Some(data) => {
                 front.stage = Stage::Here(now + STAGE_NS_MAX);
-                self.arena.bytes_mut(self.pools.repair).copy_from_slice(data);
+                self.ground.base.arena.bytes_mut(self.ground.base.pools.repair).copy_from_slice(data);
             }
             None => match unsettled {
                 Some(of) => front.stage = Stage::Unsettled(of.log.built()),
                 None => self.end_repair(End::Lost),
             },
         }
-        self.out.stir();
+        self.ground.base.out.stir();
     }
 
     pub(crate) fn pump_repairs(&mut self, now: Nanos) {
         while let Some(&Repair { volume, block, crc, stage, attempts, .. }) = self.repairs.queue.front() {
-            let of = self.volumes[volume.0 as usize].as_ref();
+            let of = self.ground.volumes[volume.0 as usize].as_ref();
             let (sends, published) = of.map_or((false, 0), |of| (of.is_sending(), of.log.published()));
-            let there = of.and_then(|of| of.peer.as_ref()).map_or(0, |peer| peer.logged());
+            let there = of.and_then(|of| of.copy.as_ref()).map_or(0, |copy| copy.logged());
             // What is not wanted any more has nothing to lose.
-            if self.dead || stage != Stage::Logging && !self.is_wanted() {
+            if self.ground.base.dead || stage != Stage::Logging && !self.is_wanted() {
                 self.end_repair(End::Lost);
                 continue;
             }
@@ -198,7 +175,7 @@ impl Engine {
                     front.settled |= matches!(stage, Stage::Unsettled(_));
                     front.stage = Stage::Asked(now + STAGE_NS_MAX);
                     let op = PeerOp::Block { block, crc };
-                    self.out.peer(volume, op);
+                    self.ground.base.out.peer(volume, op);
                 }
             }
         }
@@ -207,31 +184,24 @@ impl Engine {
     /// The first bad block is the current one still, or a group needs it.
     fn is_wanted(&self) -> bool {
         let Some(&Repair { volume, block, position, .. }) = self.repairs.queue.front() else { return false };
-        let Some(of) = &self.volumes[volume.0 as usize] else { return false };
+        let Some(of) = &self.ground.volumes[volume.0 as usize] else { return false };
         let frozen = || of.ledger.closed_has(block, position);
         of.ledger.index().lookup(block) == Lookup::At(position)
-            || self.space.marks.is_dirty(position) && frozen()
+            || self.ground.space.marks.is_dirty(position) && frozen()
     }
 
     /// Logs the copy that has come; false if there is no room for it now.
     fn log_repaired(&mut self) -> bool {
-        let Some(buf) = self.pools.append.take() else { return false };
-        let mut builder = match self.begin_append(Stream::Log, buf, (1, 1), true) {
-            Ok(builder) => builder,
-            Err(buf) => {
-                self.pools.append.give(buf);
-                return false;
-            }
-        };
+        let Some(mut builder) = self.ground.begin_move(Stream::Log) else { return false };
         let front = self.repairs.queue.front_mut().expect("a copy has come");
         front.stage = Stage::Logging;
         let Repair { volume, block, position, crc, .. } = *front;
         builder.begin_record(volume, RecordKind::Move);
-        let to = builder.push_data(&self.space, block, crc, position);
-        self.arena.copy(self.pools.repair, to);
-        builder.end_record(&mut self.arena, &self.space, self.checkpoint.durable, RecordFields::default());
-        builder.append.repairs = true;
-        self.issue_append(builder, false);
+        let to = builder.push_data(&self.ground.space, block, crc, position);
+        self.ground.base.arena.copy(self.ground.base.pools.repair, to);
+        builder.end_record(&mut self.ground.base, &self.ground.space, RecordFields::default());
+        builder.mark_repair();
+        self.ground.log.issue(&mut self.ground.base, builder, false);
         true
     }
 
@@ -239,10 +209,10 @@ impl Engine {
     pub(crate) fn repaired(&mut self) {
         if let Some(front) = self.repairs.queue.front() {
             let id = front.volume;
-            if let Some(volume) = &mut self.volumes[id.0 as usize] {
+            if let Some(volume) = &mut self.ground.volumes[id.0 as usize] {
                 volume.count.repaired_blocks += 1;
             }
-            self.sync.wanted = true;
+            self.ground.log.want_stable();
             self.end_repair(End::Good);
         }
     }
@@ -256,14 +226,19 @@ impl Engine {
                 let attempts = repair.attempts + 1;
                 self.repairs.queue.push_back(Repair { stage: Stage::Queued(at), attempts, ..repair });
             }
-            End::Good => self.space.unpin(position),
+            End::Good => {
+                self.ground.space.unpin(position);
+                self.ground.bad.remove(position);
+            }
             End::Lost => {
-                self.space.unpin(position);
-                if self.volumes[volume.0 as usize].is_some() {
-                    self.lose_for_good(volume, block, position);
+                self.ground.space.unpin(position);
+                self.ground.bad.remove(position);
+                if self.ground.volumes[volume.0 as usize].is_some() {
+                    self.ground.lose_for_good(volume, block, position);
                 }
             }
         }
+        self.ground.log.set_repairs(!self.repairs.queue.is_empty());
         let mut at = 0;
         while let Some(&reader) = self.repairs.readers.get(at) {
             if (reader.volume, reader.block) != (volume, block) {
@@ -278,16 +253,18 @@ impl Engine {
             }
             self.read_is_nearer(reader.op);
         }
-        self.out.stir();
+        self.ground.base.out.stir();
     }
 
     /// A peer whose copy this is asked for a block: reads it, if it is the one that is meant.
     pub(crate) fn start_block(&mut self, id: OpId, crc: u32) {
         let op = self.ops[id];
         let (volume, block) = (op.request.volume, op.first_block);
-        match self.volume(volume).ledger.index().lookup(block) {
+        match self.ground.volume(volume).ledger.index().lookup(block) {
             Lookup::At(position)
-                if op.blocks == 1 && self.space.marks.crc(position) == crc && !mutated!(BlockNotGiven) =>
+                if op.blocks == 1
+                    && self.ground.space.marks.crc(position) == crc
+                    && !mutated!(BlockNotGiven) =>
             {
                 let buf = op.request.buf.expect("a read has a buffer");
                 self.read_cached(CachedRead {

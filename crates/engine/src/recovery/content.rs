@@ -3,9 +3,10 @@
 use crate::api::{BLOCK_BYTES, VolumeId};
 use crate::base::device::Device;
 use crate::base::mem::AlignedBuf;
+use crate::base::shared::EngineConfig;
 use crate::blocks::index::{Lookup, Position};
 use crate::control::volume::Volume;
-use crate::engine::{Engine, EngineConfig};
+use crate::engine::Engine;
 use crate::format::{Geometry, byte, crc32c};
 use crate::recovery::recover::{OpenError, Rebuilt, RecoveryReport, load_checkpoint, read, read_superblock};
 use crate::status::{DeviceStatus, VolumeStatus};
@@ -65,10 +66,10 @@ impl Contents {
             Engine::rebuild(device, geo, &loaded, EngineConfig::small(), 0)?;
         if unreadable {
             // What can be read is shown all the same, for a rescue: it may not be all.
-            engine.volumes.iter_mut().flatten().for_each(|volume| volume.failed = true);
-            recovery.volumes_failed = engine.volumes.iter().flatten().count() as u64;
+            engine.ground.volumes.iter_mut().flatten().for_each(|volume| volume.failed = true);
+            recovery.volumes_failed = engine.ground.volumes.iter().flatten().count() as u64;
         }
-        engine.space.rebuild_queues();
+        engine.ground.space.rebuild_queues();
         Ok(Contents { engine, recovery, format_version: loaded.header.format_version() })
     }
 
@@ -79,7 +80,7 @@ impl Contents {
 
     /// Identity and layout of the device.
     pub fn geometry(&self) -> &Geometry {
-        &self.engine.geo
+        &self.engine.ground.base.geo
     }
 
     /// State of the device.
@@ -100,7 +101,7 @@ impl Contents {
 
     /// Blocks on the device, all volumes.
     pub(crate) fn live_blocks(&self) -> u64 {
-        self.engine.space.live_blocks()
+        self.engine.ground.space.live_blocks()
     }
 
     /// Shows everything that the device holds of a volume, in the volume's order and verified, until `see` fails.
@@ -114,7 +115,7 @@ impl Contents {
         id: VolumeId,
         see: &mut dyn FnMut(Stretch<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let Some(Some(volume)) = self.engine.volumes.get(usize::from(id.0)) else { return Ok(()) };
+        let Some(Some(volume)) = self.engine.ground.volumes.get(usize::from(id.0)) else { return Ok(()) };
         let mut buf = AlignedBuf::zeroed(READ_BLOCKS * BLOCK_BYTES);
         for object in volume.ledger.index().objects(0) {
             for (block, blocks, found) in volume.ledger.index().runs(object) {
@@ -150,11 +151,11 @@ impl Contents {
             let mut kinds = [(false, false); READ_BLOCKS];
             for (i, data) in bytes.chunks_mut(BLOCK_BYTES).enumerate() {
                 let p = position + i as u32;
-                let verifies = |data: &[u8]| crc32c(data) == self.engine.space.marks.crc(p);
+                let verifies = |data: &[u8]| crc32c(data) == self.engine.ground.space.marks.crc(p);
                 // A bad sector spoils its own block only, and a bad transfer not even that.
                 let good =
                     (readable && verifies(data)) || (read(device, byte(p), data).is_ok() && verifies(data));
-                kinds[i] = (self.engine.space.marks.is_dirty(p), good);
+                kinds[i] = (self.engine.ground.space.marks.is_dirty(p), good);
             }
             let mut at = 0;
             for alike in kinds[..count as usize].chunk_by(|a, b| a == b) {

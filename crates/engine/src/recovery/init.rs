@@ -3,7 +3,8 @@
 use crate::api::{BLOCK_BYTES, IoError, VolumeSpec};
 use crate::base::device::Device;
 use crate::base::mem::AlignedBuf;
-use crate::engine::{Engine, EngineConfig};
+use crate::base::shared::EngineConfig;
+use crate::engine::Engine;
 use crate::format::{CACHE_BYTES_MAX, CACHE_BYTES_MIN, Geometry, SUPERBLOCKS, byte};
 use crate::recovery::content::{Content, Contents};
 use crate::recovery::recover::{OpenError, RecoveryReport};
@@ -60,7 +61,7 @@ pub fn format_device(
     }
     let config = EngineConfig::small();
     let mut engine = Engine::new(geo, config, 0, 0, 0);
-    engine.checkpoint_blocking(device).map_err(FormatError::Device)?;
+    engine.checkpoint.write_blocking(&mut engine.ground, device).map_err(FormatError::Device)?;
     let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
     block.copy_from_slice(&geo.superblock());
     for at in SUPERBLOCKS {

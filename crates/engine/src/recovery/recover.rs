@@ -7,12 +7,14 @@ use crate::api::{BLOCK_BYTES, IoError, Nanos};
 use crate::base::device::{Device, DeviceRead};
 use crate::base::mem::AlignedBuf;
 use crate::base::mutation::mutated;
+use crate::base::shared::EngineConfig;
 use crate::blocks::space::{NONE, Segment, SegmentState};
 use crate::checkpoint::combined_crc;
 use crate::control::volume::Volume;
-use crate::engine::{Engine, EngineConfig};
+use crate::engine::Engine;
+use crate::format::summary::decode_summary;
+use crate::format::summary::encode_summary;
 use crate::format::*;
-use crate::log::{decode_summary, encode_summary};
 use crate::recovery::replay::{SegmentRecords, replay};
 use zerocopy::FromBytes;
 
@@ -257,8 +259,11 @@ impl Engine {
         for segment in tail.iter().filter(|t| Some(t.segment) != open) {
             engine.write_missing_summary(device, segment).map_err(failed("written (summary)"))?;
         }
-        engine.space.rebuild_queues();
-        engine.checkpoint_blocking(device).map_err(failed("written (checkpoint)"))?;
+        engine.ground.space.rebuild_queues();
+        engine
+            .checkpoint
+            .write_blocking(&mut engine.ground, device)
+            .map_err(failed("written (checkpoint)"))?;
         Ok((engine, report))
     }
 
@@ -275,10 +280,10 @@ impl Engine {
         let mut engine = Engine::new(geo, config, number, header.epoch.get() + 1, now);
         // Every free segment may have been opened since. One whose first append was torn is not found, but
         // records deeper in it may stand: no later life of a segment may share its sequence.
-        engine.space.next_sequence = header.next_segment_sequence.get() + u64::from(geo.segments);
+        engine.ground.space.next_sequence = header.next_segment_sequence.get() + u64::from(geo.segments);
         let mut report = RecoveryReport { checkpoint: number, ..RecoveryReport::default() };
         let expected = engine.load_volumes(loaded)?;
-        engine.count_quotas();
+        engine.ground.count_quotas();
         engine.load_extents(loaded);
         let named = engine.load_segments(loaded)?;
         report.segments = named.len() as u64;
@@ -296,13 +301,14 @@ impl Engine {
             tail.push(records);
         }
         engine.check_blocks(&expected);
-        let used = engine.space.segments.iter().map(|s| s.state != SegmentState::Free).collect::<Vec<_>>();
+        let used =
+            engine.ground.space.segments.iter().map(|s| s.state != SegmentState::Free).collect::<Vec<_>>();
         let (new, mut unreadable) = find_new_segments(device, &geo, &used, header);
         for (segment, sequence, stream) in new {
             let mut records = SegmentRecords::read(device, &geo, segment, sequence, stream)?;
             records.keep_epoch(header.epoch.get());
-            engine.space.next_sequence = engine.space.next_sequence.max(sequence + 1);
-            engine.space.segments[segment as usize] = used_segment(sequence, records.stream, 0);
+            engine.ground.space.next_sequence = engine.ground.space.next_sequence.max(sequence + 1);
+            engine.ground.space.segments[segment as usize] = used_segment(sequence, records.stream, 0);
             tail.push(records);
         }
         // Nothing is appended before the checkpoint that begins an epoch is durable.
@@ -312,8 +318,8 @@ impl Engine {
         }
         tail.sort_by_key(|t| (t.stream as u8, t.segment_sequence));
         unreadable |= replay(&mut engine, &tail, &mut report, now);
-        for volume in engine.volumes.iter_mut().flatten() {
-            volume.queue_dirty_objects(&engine.space, now);
+        for volume in engine.ground.volumes.iter_mut().flatten() {
+            volume.queue_dirty_objects(&engine.ground.space, now);
             report.blocks_lost += volume.ledger.blocks().lost;
             report.volumes_failed += u64::from(volume.failed);
             if !volume.is_dirty() {
@@ -326,10 +332,10 @@ impl Engine {
     /// Puts the checkpoint's volumes in place; returns how many dirty blocks each must have, and how
     /// many cached ones inside of zeroes.
     fn load_volumes(&mut self, loaded: &Loaded) -> Result<Vec<(u64, u64)>, OpenError> {
-        let first = self.geo.segment_pages() as usize;
-        let volumes = self.geo.volume_pages as usize;
+        let first = self.ground.base.geo.segment_pages() as usize;
+        let volumes = self.ground.base.geo.volume_pages as usize;
         let mut expected = vec![(0, 0); volumes];
-        self.volumes.resize_with(volumes, || None);
+        self.ground.volumes.resize_with(volumes, || None);
         for (v, expected) in expected.iter_mut().enumerate() {
             let page = page_bytes(loaded, first + v);
             let (header, rest) = PageHeader::read_from_prefix(page).map_err(|_| OpenError::Checkpoint)?;
@@ -339,26 +345,26 @@ impl Engine {
             let (item, _) = VolumeItem::read_from_prefix(rest).map_err(|_| OpenError::Checkpoint)?;
             *expected = (item.dirty_blocks.get(), item.covered_blocks.get());
             let volume = Volume::from_item(&item).ok_or(OpenError::Checkpoint)?;
-            if self.volumes.iter().flatten().any(|other| other.spec.name == volume.spec.name) {
+            if self.ground.volumes.iter().flatten().any(|other| other.spec.name == volume.spec.name) {
                 return Err(OpenError::Checkpoint);
             }
-            self.volumes[v] = Some(Box::new(volume));
+            self.ground.volumes[v] = Some(Box::new(volume));
         }
-        while self.volumes.last().is_some_and(Option::is_none) {
-            self.volumes.pop();
+        while self.ground.volumes.last().is_some_and(Option::is_none) {
+            self.ground.volumes.pop();
         }
         Ok(expected)
     }
 
     fn load_extents(&mut self, loaded: &Loaded) {
-        let first = (self.geo.segment_pages() + self.geo.volume_pages) as usize;
-        for e in 0..self.geo.extent_pages as usize {
+        let first = (self.ground.base.geo.segment_pages() + self.ground.base.geo.volume_pages) as usize;
+        for e in 0..self.ground.base.geo.extent_pages as usize {
             let page = page_bytes(loaded, first + e);
             let Ok((header, mut rest)) = PageHeader::read_from_prefix(page) else { continue };
             for _ in 0..header.items.get() {
                 let Ok((item, left)) = ExtentItem::read_from_prefix(rest) else { break };
                 rest = left;
-                let Some(Some(volume)) = self.volumes.get_mut(usize::from(item.volume.get())) else {
+                let Some(Some(volume)) = self.ground.volumes.get_mut(usize::from(item.volume.get())) else {
                     continue;
                 };
                 let (block, n) = (item.block.get(), u64::from(item.len.get()));
@@ -377,11 +383,13 @@ impl Engine {
     /// Registers the segments that the checkpoint names.
     fn load_segments(&mut self, loaded: &Loaded) -> Result<Vec<Named>, OpenError> {
         let mut named = Vec::new();
-        let bitmap = self.geo.segment_blocks as usize / 8;
-        let item_bytes = self.geo.segment_item_bytes();
-        for page in 0..self.geo.segment_pages() {
+        let bitmap = self.ground.base.geo.segment_blocks as usize / 8;
+        let item_bytes = self.ground.base.geo.segment_item_bytes();
+        for page in 0..self.ground.base.geo.segment_pages() {
             let bytes = &page_bytes(loaded, page as usize)[size_of::<PageHeader>()..];
-            for (segment, bytes) in self.space.segments_of_page(page).zip(bytes.chunks_exact(item_bytes)) {
+            for (segment, bytes) in
+                self.ground.space.segments_of_page(page).zip(bytes.chunks_exact(item_bytes))
+            {
                 let (item, bits) = SegmentItem::read_from_prefix(bytes).map_err(|_| OpenError::Checkpoint)?;
                 if item.used == 0 {
                     continue;
@@ -392,7 +400,7 @@ impl Engine {
                 {
                     return Err(OpenError::Checkpoint);
                 }
-                self.space.segments[segment as usize] =
+                self.ground.space.segments[segment as usize] =
                     used_segment(item.segment_sequence.get(), stream, item.summary_blocks.get());
                 let (live, dirty) = (bits[..bitmap].to_vec(), bits[bitmap..2 * bitmap].to_vec());
                 named.push(Named { segment, item, live, dirty });
@@ -413,7 +421,7 @@ impl Engine {
                 .iter()
                 .map(|n| AlignedBuf::zeroed(usize::from(n.item.summary_blocks.get()).max(1) * BLOCK_BYTES))
                 .collect();
-            let geo = self.geo;
+            let geo = self.ground.base.geo;
             let mut batch: Vec<DeviceRead<'_>> = chunk
                 .iter()
                 .zip(&mut bufs)
@@ -465,22 +473,22 @@ impl Engine {
 
     /// Puts one block into the index if the checkpoint says that it is live.
     fn place_named(&mut self, n: &Named, offset: u32, volume: usize, entry: &Entry) {
-        if offset >= self.geo.segment_blocks || !bit(&n.live, offset) {
+        if offset >= self.ground.base.geo.segment_blocks || !bit(&n.live, offset) {
             return;
         }
-        let Some(Some(volume)) = self.volumes.get_mut(volume) else { return };
-        let (block, position) = (entry.block(), self.geo.segment_block(n.segment) + offset);
-        if block >= volume.blocks() || self.space.marks.is_live(position) {
+        let Some(Some(volume)) = self.ground.volumes.get_mut(volume) else { return };
+        let (block, position) = (entry.block(), self.ground.base.geo.segment_block(n.segment) + offset);
+        if block >= volume.blocks() || self.ground.space.marks.is_live(position) {
             return;
         }
         let dirty = bit(&n.dirty, offset);
-        volume.ledger.restore(&mut self.space, (block, position), entry.value(), dirty);
+        volume.ledger.restore(&mut self.ground.space, (block, position), entry.value(), dirty);
     }
 
     /// A volume with fewer dirty blocks than its checkpoint counted has lost some that cannot be named. With
     /// fewer blocks inside of its zeroes, one of the zeroes is none, and nobody knows which.
     fn check_blocks(&mut self, expected: &[(u64, u64)]) {
-        for (volume, &(dirty, covered)) in self.volumes.iter_mut().zip(expected) {
+        for (volume, &(dirty, covered)) in self.ground.volumes.iter_mut().zip(expected) {
             let Some(volume) = volume else { continue };
             if volume.ledger.dirty() != dirty || volume.ledger.covered() < covered {
                 volume.failed = true;
@@ -497,11 +505,11 @@ impl Engine {
         let records: Vec<SummaryRecord> = last.records.iter().map(|r| r.summary()).collect();
         let entries: Vec<Entry> = last.records.iter().flat_map(|r| &r.entries).copied().collect();
         let summary = Geometry::summary_blocks(records.len() + 1, entries.len() + 1);
-        if summary > SUMMARY_BLOCKS_MAX || next_block + 2 + summary > self.geo.segment_blocks {
+        if summary > SUMMARY_BLOCKS_MAX || next_block + 2 + summary > self.ground.base.geo.segment_blocks {
             return None;
         }
-        self.space.segments[last.segment as usize].state = SegmentState::Open;
-        self.log.reopen(last.segment, next_block, records, entries);
+        self.ground.space.segments[last.segment as usize].state = SegmentState::Open;
+        self.ground.log.reopen(last.segment, next_block, records, entries);
         Some(last.segment)
     }
 
@@ -526,13 +534,21 @@ impl Engine {
             None => {
                 let blocks = needed;
                 let mut buf = AlignedBuf::zeroed(blocks as usize * BLOCK_BYTES);
-                encode_summary(&self.geo, tail.segment, tail.segment_sequence, &records, &entries, &mut buf);
-                let first = self.geo.segment_block(tail.segment) + self.geo.segment_blocks - blocks;
+                encode_summary(
+                    &self.ground.base.geo,
+                    (tail.segment, tail.segment_sequence),
+                    &records,
+                    &entries,
+                    &mut buf,
+                );
+                let first = self.ground.base.geo.segment_block(tail.segment)
+                    + self.ground.base.geo.segment_blocks
+                    - blocks;
                 device.write(byte(first), &buf)?;
                 blocks
             }
         };
-        self.space.set_summary_blocks(tail.segment, blocks);
+        self.ground.space.set_summary_blocks(tail.segment, blocks);
         Ok(())
     }
 }

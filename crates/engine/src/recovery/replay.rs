@@ -8,8 +8,8 @@ use crate::base::mutation::mutated;
 use crate::blocks::index::{Lookup, Position};
 use crate::control::volume::Volume;
 use crate::engine::Engine;
+use crate::format::summary::decode_summary;
 use crate::format::*;
-use crate::log::decode_summary;
 use crate::recovery::recover::{OpenError, RecoveryReport, read};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use zerocopy::FromBytes;
@@ -284,18 +284,20 @@ pub(crate) fn replay(
     report: &mut RecoveryReport,
     now: Nanos,
 ) -> bool {
-    let moved = moved_copies(&engine.geo, tail);
-    let judged = |v: usize| Some(judge(engine.volumes[v].as_ref()?, v as u16, &engine.geo, tail, &moved));
-    let verdicts: Vec<Option<Verdict>> = (0..engine.volumes.len()).map(judged).collect();
+    let moved = moved_copies(&engine.ground.base.geo, tail);
+    let judged = |v: usize| {
+        Some(judge(engine.ground.volumes[v].as_ref()?, v as u16, &engine.ground.base.geo, tail, &moved))
+    };
+    let verdicts: Vec<Option<Verdict>> = (0..engine.ground.volumes.len()).map(judged).collect();
     let unreadable = tail.iter().any(SegmentRecords::hides_log)
         || verdicts.iter().flatten().any(|verdict| verdict.unreadable);
     let checkpointed: Vec<u64> =
-        engine.volumes.iter().map(|v| v.as_ref().map_or(0, |v| v.log.published())).collect();
+        engine.ground.volumes.iter().map(|v| v.as_ref().map_or(0, |v| v.log.published())).collect();
     let mut r =
         Replay { engine, verdicts, checkpointed, voided: Vec::new(), bad: HashMap::new(), report, now };
     for segment in tail {
         for record in segment.records.iter().filter(|r| r.first_block >= segment.tail_from) {
-            let first = r.engine.geo.segment_block(segment.segment) + record.first_block + 1;
+            let first = r.engine.ground.base.geo.segment_block(segment.segment) + record.first_block + 1;
             match RecordKind::from_number(record.header.kind) {
                 Some(RecordKind::Write) => r.write(record, first),
                 Some(RecordKind::Move) => r.moved(record, first),
@@ -435,7 +437,7 @@ impl Replay<'_> {
     /// The volume's number, if it exists and the record is of its present owner.
     fn volume_of(&self, record: &FoundRecord) -> Option<usize> {
         let v = usize::from(record.header.volume.get());
-        let volume = self.engine.volumes.get(v)?.as_ref()?;
+        let volume = self.engine.ground.volumes.get(v)?.as_ref()?;
         (volume.spec.generation == record.header.generation.get()).then_some(v)
     }
 
@@ -454,8 +456,8 @@ impl Replay<'_> {
         self.report.records_replayed += 1;
         let mut position = first;
         for (entry, good) in record.entries.iter().zip(&record.good) {
-            let volume = self.engine.volumes[v].as_mut().expect("looked up above");
-            let space = &mut self.engine.space;
+            let volume = self.engine.ground.volumes[v].as_mut().expect("looked up above");
+            let space = &mut self.engine.ground.space;
             let len = if entry.has_data() { 1 } else { u64::from(entry.value()) };
             if len == 0 || entry.block() + len > volume.blocks() {
                 position += u32::from(entry.has_data());
@@ -476,7 +478,7 @@ impl Replay<'_> {
                     volume.zero(space, self.now, range, keep, sequence);
                 }
                 Some(EntryKind::Invalidate) => {
-                    self.engine.drop_blocks(VolumeId(v as u16), entry.block(), len);
+                    self.engine.ground.drop_blocks(VolumeId(v as u16), entry.block(), len);
                     self.voided.push((v, entry.block(), entry.block() + len, sequence));
                 }
                 Some(EntryKind::Void) | None => {}
@@ -484,7 +486,7 @@ impl Replay<'_> {
             position += u32::from(entry.has_data());
         }
         let header = &record.header;
-        let volume = self.engine.volumes[v].as_mut().expect("looked up above");
+        let volume = self.engine.ground.volumes[v].as_mut().expect("looked up above");
         volume.log.replay(header.sequence.get());
     }
 
@@ -506,7 +508,7 @@ impl Replay<'_> {
 
     fn lose(&mut self, v: usize, block: u64, n: u64) {
         self.bad.retain(|&(of, bad), _| of != v || !(block..block + n).contains(&bad));
-        let (volume, space) = self.engine.volume_and_space(VolumeId(v as u16));
+        let (volume, space) = self.engine.ground.volume_and_space(VolumeId(v as u16));
         if block + n > volume.blocks() {
             return;
         }
@@ -517,8 +519,8 @@ impl Replay<'_> {
         let v = usize::from(record.header.volume.get());
         let data = record.entries.iter().zip(&record.good).zip(&record.olds).enumerate();
         for (i, ((entry, good), &old)) in data {
-            let Some(Some(volume)) = self.engine.volumes.get_mut(v) else { return };
-            let space = &mut self.engine.space;
+            let Some(Some(volume)) = self.engine.ground.volumes.get_mut(v) else { return };
+            let space = &mut self.engine.ground.space;
             let block = entry.block();
             let position = first + i as u32;
             if !good && self.bad.get(&(v, block)) == Some(&old) {
@@ -548,11 +550,11 @@ impl Replay<'_> {
             let block = entry.block();
             let voided =
                 self.voided.iter().any(|&(w, a, b, s)| w == v && (a..b).contains(&block) && s > sequence);
-            let volume = self.engine.volumes[v].as_mut().expect("looked up above");
+            let volume = self.engine.ground.volumes[v].as_mut().expect("looked up above");
             let absent = block < volume.blocks() && volume.ledger.index().lookup(block) == Lookup::Absent;
             if *good && absent && !voided && entry.kind() == Some(EntryKind::Data) {
                 let position = first + i as u32;
-                volume.ledger.fill(&mut self.engine.space, block, position, entry.value());
+                volume.ledger.fill(&mut self.engine.ground.space, block, position, entry.value());
                 self.report.blocks_replayed += 1;
             }
         }
@@ -565,7 +567,7 @@ impl Replay<'_> {
             }
             self.lose_gone(v, u64::MAX);
             let verdict = self.verdicts[v].take().expect("looked at just now");
-            let volume = self.engine.volumes[v].as_mut().expect("a verdict has its volume");
+            let volume = self.engine.ground.volumes[v].as_mut().expect("a verdict has its volume");
             volume.failed = verdict.failed || volume.failed && !mutated!(RestartForgetsFailure);
             volume.set_sequence(verdict.cut, verdict.chain);
         }

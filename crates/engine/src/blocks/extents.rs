@@ -1,0 +1,88 @@
+//! Extents: ranges that no segment holds, of zeroes that are not drained and of lost blocks, as a checkpoint names them.
+
+use crate::blocks::index::{Lookup, OBJECT_BLOCKS, ObjectFlags};
+use crate::blocks::ledger::Ledger;
+use crate::format::{ExtentItem, ExtentKind};
+use zerocopy::little_endian::{U16, U32, U64};
+
+/// What a checkpoint holds beside segments and volumes.
+pub(crate) struct Extents {
+    pub(crate) items: Vec<ExtentItem>,
+    /// By volume: blocks that are cached inside of its zeroes.
+    pub(crate) covered: Vec<u64>,
+}
+
+/// Zero ranges that are not drained, and lost blocks. Cached blocks inside of a zero range do not split
+/// it: at recovery they are put above it. How many they are is counted for each volume, so that
+/// recovery knows when one is missing.
+///
+/// `volumes`: by their numbers, the ledger of each and whether it has failed. Of a volume that has failed no lost blocks are named.
+pub(crate) fn collect<'a>(volumes: impl ExactSizeIterator<Item = Option<(&'a Ledger, bool)>>) -> Extents {
+    let mut all_covered = vec![0; volumes.len()];
+    let mut list: Vec<ExtentItem> = Vec::new();
+    let mut end = 0;
+    let mut last_kind = 0;
+    for (v, volume) in volumes.enumerate() {
+        let Some((ledger, failed)) = volume else { continue };
+        let counts = ledger.blocks();
+        if counts.zero == 0 && counts.lost == 0 {
+            continue;
+        }
+        let mut push = |kind: ExtentKind, block: u64, n: u32, gap_is_cached: bool| {
+            let same = |last: &&mut ExtentItem| last.volume.get() as usize == v && last_kind == kind as u8;
+            if let Some(last) = list.last_mut().filter(same) {
+                let joined = u64::from(last.len.get()) + (block + u64::from(n) - end);
+                if (end == block || gap_is_cached) && joined <= u64::from(u32::MAX) {
+                    last.len = U32::new(joined as u32);
+                    end = block + u64::from(n);
+                    return true;
+                }
+            }
+            last_kind = kind as u8;
+            end = block + u64::from(n);
+            list.push(ExtentItem {
+                block: U64::new(block),
+                len: U32::new(n),
+                volume: U16::new(v as u16),
+                kind: kind as u8,
+                reserved: 0,
+            });
+            false
+        };
+        let mut covered_to = u64::MAX;
+        let mut cached = 0; // Since the last zeroes.
+        let covered = &mut all_covered[v];
+        for object in ledger.index().objects(0) {
+            let flags = ledger.flags(object);
+            let zero_dirty = flags.contains(ObjectFlags::ZERO_DIRTY);
+            let keep = flags.contains(ObjectFlags::ZERO_KEEP);
+            let zero_kind = if keep { ExtentKind::ZeroKeep } else { ExtentKind::Zero };
+            if !zero_dirty && counts.lost == 0 && covered_to != u64::from(object) * OBJECT_BLOCKS as u64 {
+                covered_to = u64::MAX; // Nothing in it, and nothing that goes on in it.
+                continue;
+            }
+            for (block, n, found) in ledger.index().runs(object) {
+                match found {
+                    Lookup::Zero if zero_dirty => {
+                        if push(zero_kind, block, n, covered_to == block) {
+                            *covered += cached;
+                        }
+                        cached = 0;
+                        covered_to = block + u64::from(n);
+                    }
+                    Lookup::Lost if failed => covered_to = u64::MAX,
+                    Lookup::Lost => {
+                        push(ExtentKind::Lost, block, n, false);
+                        covered_to = u64::MAX;
+                    }
+                    Lookup::At(_) if covered_to == block => {
+                        covered_to = block + u64::from(n);
+                        cached += u64::from(n);
+                    }
+                    _ => covered_to = u64::MAX,
+                }
+            }
+        }
+    }
+    Extents { items: list, covered: all_covered }
+}
