@@ -13,8 +13,7 @@ use crate::cache::Cache;
 use crate::checkpoint::Checkpoint;
 use crate::control::Verify;
 use crate::control::volume::{ClientOp, Stage, Volume};
-use crate::drain::frame::Frame;
-use crate::drain::{Drain, Piece, Written};
+use crate::drain::Drain;
 use crate::format::{EntryKind, Geometry, RecordKind, Stream};
 use crate::front::read::{DeviceReads, MissRead};
 use crate::ground::Ground;
@@ -30,10 +29,7 @@ pub struct Engine {
     pub(crate) cache: Cache,
     pub(crate) ops: Slab<ClientOp>,
     pub(crate) repairs: Repairs,
-    pub(crate) drains: Slab<Drain>,
-    pub(crate) pieces: Slab<Piece>,
-    pub(crate) frames: Slab<Frame>,
-    pub(crate) spare_written: Vec<Vec<Written>>,
+    pub(crate) drain: Drain,
     pub(crate) checkpoint: Checkpoint,
     pub(crate) edge_freed: bool,
     pub(crate) parked_scratch: Vec<OpId>,
@@ -43,7 +39,6 @@ pub struct Engine {
     /// Reads of records in flight.
     pub(crate) fetches: Slab<FetchRead>,
     pub(crate) next_volume: usize,
-    pub(crate) next_drain: usize,
     /// Until then it waits for backends to be flushed.
     pub(crate) stop_by: Nanos,
     /// The comparison of a volume that is being removed.
@@ -62,10 +57,7 @@ impl Engine {
             cache: Cache::new(geo.device_blocks as usize),
             ops: Slab::with_capacity(1024),
             repairs: Repairs::default(),
-            drains: Slab::with_capacity(256),
-            pieces: Slab::with_capacity(drain_buffers),
-            frames: Slab::with_capacity(drain_buffers),
-            spare_written: Vec::new(),
+            drain: Drain::new(drain_buffers),
             checkpoint: Checkpoint::new(epoch, geo.pages(), now),
             edge_freed: false,
             parked_scratch: Vec::with_capacity(256),
@@ -73,7 +65,6 @@ impl Engine {
             misses: Slab::with_capacity(256),
             fetches: Slab::with_capacity(4),
             next_volume: 0,
-            next_drain: 0,
             stop_by: 0,
             verify: Verify::default(),
             leaving: Vec::new(),
@@ -145,8 +136,16 @@ impl Engine {
             .enumerate()
             .filter(|(_, v)| v.as_ref().is_some_and(|v| !v.held.is_empty()));
         let held = holding.filter_map(|(i, _)| self.held_due(now, VolumeId(i as u16))).min();
-        let drain = if self.ground.base.stopping.is_none() { self.drain_deadline(now) } else { None };
-        let group = if self.ground.base.stopping.is_none() { self.group_deadline(now) } else { None };
+        let drain = if self.ground.base.stopping.is_none() {
+            self.drain.deadline(&self.ground, now).into_iter().chain(self.detach_deadline(now)).min()
+        } else {
+            None
+        };
+        let group = if self.ground.base.stopping.is_none() {
+            self.drain.group_deadline(&self.ground, now)
+        } else {
+            None
+        };
         let stop = self.stop_deadline(now);
         [
             held,
@@ -184,10 +183,10 @@ impl Engine {
         self.checkpoint.begin(&mut self.ground, now);
         self.advance_checkpoint_pages();
         if self.ground.base.stopping.is_none() {
-            self.pump_groups(now);
-            self.pump_drain(now);
+            self.drain.group_step(&mut self.ground, now);
+            self.drain.step(&mut self.ground, now);
         }
-        self.pump_backend_flush(now);
+        self.drain.flush_step(&mut self.ground, now);
         self.pump_tasks(now);
         if self.ground.arriving.wakes() {
             self.ground.base.out.stir();
@@ -218,10 +217,14 @@ impl Engine {
             Io::Miss(read) => self.miss_done(now, read, result),
             Io::Direct { op } => self.direct_done(now, op, result),
             Io::DirectFlush { op, covers } => self.direct_flush_done(now, op, covers, result),
-            Io::DrainRead { piece, start, end } => self.drain_read_done(piece, start, end, result),
-            Io::DrainWrite { piece } => self.drain_write_done(now, piece, result),
-            Io::DrainZeroes { drain } => self.drain_zeroes_done(now, drain, result),
-            Io::DrainFlush { volume, covers } => self.drain_flush_done(now, volume, covers, result),
+            Io::DrainRead { piece, start, end } => {
+                self.drain.read_done(&mut self.ground, piece, (start, end), result);
+            }
+            Io::DrainWrite { piece } => self.drain.write_done(&mut self.ground, now, piece, result),
+            Io::DrainZeroes { drain } => self.drain.zeroes_done(&mut self.ground, now, drain, result),
+            Io::DrainFlush { volume, covers } => {
+                self.drain.flush_done(&mut self.ground, now, (volume, covers), result);
+            }
             Io::ReclaimSummary => self.cache.reclaim_summary_done(&mut self.ground, result),
             Io::ReclaimRead { start, end } => {
                 self.cache.reclaim_read_done(&mut self.ground, (start, end), result);
@@ -240,11 +243,13 @@ impl Engine {
                 self.verify_done(now, volume, block, blocks, buf, result)
             }
             Io::Disown { volume } => self.disown_done(now, volume, result),
-            Io::FrameRead { frame, start, end } => self.frame_read_done(frame, start, end, result),
-            Io::FrameWrite { frame } => self.frame_write_done(now, frame, result),
-            Io::RedoCommit { volume } => self.redo_commit_done(now, volume, result),
-            Io::RedoTrim { volume } => self.redo_trim_done(now, volume, result),
-            Io::RedoNote { volume } => self.redo_note_done(now, volume, result),
+            Io::FrameRead { frame, start, end } => {
+                self.drain.frame_read_done(&mut self.ground, frame, (start, end), result);
+            }
+            Io::FrameWrite { frame } => self.drain.frame_write_done(&mut self.ground, now, frame, result),
+            Io::RedoCommit { volume } => self.drain.commit_done(&mut self.ground, now, volume, result),
+            Io::RedoTrim { volume } => self.drain.trim_done(&mut self.ground, now, volume, result),
+            Io::RedoNote { volume } => self.drain.note_done(&mut self.ground, now, volume, result),
             Io::Snapshot { volume } => self.snapshot_done(now, volume, result),
             Io::Resize { volume } => self.resize_done(now, volume, result),
         }
@@ -275,7 +280,7 @@ impl Engine {
                 RecordKind::Fill => self.cache.fill(&mut self.ground, record, entries),
                 RecordKind::Move => {
                     for &object in self.cache.moved(&mut self.ground, record, entries) {
-                        self.ground.volume_mut(record.volume()).note_moved(object, now);
+                        self.drain.note_moved(&mut self.ground, record.volume(), object, now);
                     }
                 }
             }
@@ -407,9 +412,8 @@ impl Engine {
                     let crcs = entries[i..i + n].iter().map(|built| built.entry().value());
                     volume.ledger.write(space, now, (entry.block(), entries[i].position()), crcs);
                     let last = entry.block() + if mutated!(CrossingRunQueuedOnce) { 0 } else { n as u64 - 1 };
-                    for object in objects_of(entry.block()..last + 1) {
-                        volume.note_dirty(object, record.sequence(), now);
-                    }
+                    let objects = objects_of(entry.block()..last + 1);
+                    self.drain.note_dirty(&mut self.ground, (vid, record.sequence()), objects, now);
                     i += n;
                     continue;
                 }
@@ -421,7 +425,9 @@ impl Engine {
                     let (volume, space) = self.ground.volume_and_space(vid);
                     let keep = entry.kind() == Some(EntryKind::WriteZeroes);
                     let range = entry.block()..entry.block() + blocks;
-                    volume.zero(space, now, range, keep, record.sequence());
+                    volume.ledger.zero(space, now, range.clone(), keep);
+                    let what = (vid, record.sequence());
+                    self.drain.note_dirty(&mut self.ground, what, objects_of(range), now);
                     self.ground.budget.note_extents_changed();
                 }
                 Some(EntryKind::Invalidate) => {
@@ -436,7 +442,7 @@ impl Engine {
         volume.log.publish(record.sequence(), record.header_crc());
         let volume = self.ground.volume(vid);
         if !volume.is_dirty() {
-            self.update_drained(vid);
+            self.drain.update(&mut self.ground, vid);
         }
     }
 

@@ -71,6 +71,12 @@ impl Ground {
         self.base.out.backend(io, volume, op);
     }
 
+    /// The volumes that there are.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = VolumeId> + use<'_> {
+        let volumes = self.volumes.iter().enumerate();
+        volumes.filter(|(_, volume)| volume.is_some()).map(|(number, _)| VolumeId(number as u16))
+    }
+
     pub(crate) fn volume(&self, id: VolumeId) -> &Volume {
         self.volumes[id.0 as usize].as_ref().expect("the volume exists while something of it is in flight")
     }

@@ -1,6 +1,9 @@
 //! The backend of one volume, as far as the core knows it: whether it works, and which direct writes are on its stable media.
 
+pub(crate) mod rate;
+
 use crate::api::{IoError, Nanos};
+use crate::backend::rate::DrainRate;
 
 /// Pause before a backend that failed is tried again.
 const RETRY_NS: Nanos = 500_000_000;
@@ -25,9 +28,25 @@ pub(crate) struct Backend {
     /// The image's record no longer names this cache.
     disowned: bool,
     disowning: bool,
+    rate: DrainRate,
 }
 
 impl Backend {
+    /// How fast the drain has been.
+    pub(crate) fn rate(&self) -> &DrainRate {
+        &self.rate
+    }
+
+    /// The drain, which had nothing in flight, goes on.
+    pub(crate) fn begin_drain(&mut self, now: Nanos) {
+        self.rate.begin(now);
+    }
+
+    /// The drain has moved something.
+    pub(crate) fn note_drained(&mut self, now: Nanos, bytes: u64) {
+        self.rate.note(now, bytes);
+    }
+
     pub(crate) fn new() -> Backend {
         Backend {
             error: None,
@@ -39,6 +58,7 @@ impl Backend {
             flushing: false,
             disowned: false,
             disowning: false,
+            rate: DrainRate::default(),
         }
     }
 

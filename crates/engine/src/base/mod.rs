@@ -12,5 +12,7 @@ pub mod mutation;
 pub(crate) mod mutation;
 pub(crate) mod out;
 pub(crate) mod pools;
+pub(crate) mod progress;
 pub(crate) mod shared;
+pub(crate) mod table;
 pub(crate) mod util;

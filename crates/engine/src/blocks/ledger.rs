@@ -73,13 +73,15 @@ pub(crate) struct Ledger {
     frozen: u64,
     /// Blocks that recovery has found inside of the checkpoint's zero extents.
     covered: u64,
+    /// Objects that the drain has marked.
+    marked: u64,
     /// `None` where the drain is unordered.
     deltas: Option<Box<Deltas>>,
 }
 
 impl Ledger {
     pub(crate) fn new() -> Ledger {
-        Ledger { index: VolumeIndex::new(), dirty: 0, frozen: 0, covered: 0, deltas: None }
+        Ledger { index: VolumeIndex::new(), dirty: 0, frozen: 0, covered: 0, marked: 0, deltas: None }
     }
 
     /// Where the blocks are.
@@ -120,13 +122,30 @@ impl Ledger {
     /// Puts marks on an object; of the drain alone.
     pub(crate) fn mark(&mut self, object: u32, marks: ObjectFlags) {
         debug_assert!(!marks.intersects(ObjectFlags::ZERO_DIRTY | ObjectFlags::ZERO_KEEP));
+        self.marked += u64::from(!self.is_marked(object));
         self.index.set_flags(object, marks);
     }
 
     /// Takes marks from an object; of the drain alone.
     pub(crate) fn unmark(&mut self, object: u32, marks: ObjectFlags) {
         debug_assert!(!marks.intersects(ObjectFlags::ZERO_DIRTY | ObjectFlags::ZERO_KEEP));
+        let was_marked = self.is_marked(object);
         self.index.clear_flags(object, marks);
+        self.marked -= u64::from(was_marked && !self.is_marked(object));
+    }
+
+    /// So many marked objects are none of the volume's any more.
+    pub(crate) fn drop_marked(&mut self, objects: u64) {
+        self.marked -= objects;
+    }
+
+    fn is_marked(&self, object: u32) -> bool {
+        self.index.flags(object).intersects(ObjectFlags::QUEUED | ObjectFlags::DRAINING)
+    }
+
+    /// Something is not in the backend.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.marked > 0 || self.is_uncommitted()
     }
 
     // Records take effect.
@@ -325,6 +344,7 @@ impl Ledger {
     pub(crate) fn reset(&mut self) {
         debug_assert_eq!(self.dirty, 0);
         self.index = VolumeIndex::new();
+        self.marked = 0;
     }
 
     /// The volume has become smaller: nothing is known beyond block `end`.
@@ -616,8 +636,8 @@ impl Ledger {
     /// In a debug build, if a group has frozen copies.
     pub(crate) fn take_restarted(&mut self) -> Ledger {
         debug_assert_eq!(self.frozen, 0);
-        let Ledger { index, dirty, .. } = std::mem::replace(self, Ledger::new());
-        Ledger { index, dirty, ..Ledger::new() }
+        let Ledger { index, dirty, marked, .. } = std::mem::replace(self, Ledger::new());
+        Ledger { index, dirty, marked, ..Ledger::new() }
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::api::*;
 use crate::base::mutation::mutated;
 use crate::base::out::EIO;
-use crate::control::volume::{DirtyObject, Task, Volume};
+use crate::control::volume::{Task, Volume};
 use crate::engine::Engine;
 
 const ETIMEDOUT: i32 = 110;
@@ -26,10 +26,6 @@ impl Volume {
         left.ledger = self.ledger.take_restarted();
         left.set_sequence(self.log.published(), self.log.chain_published());
         left.progress.restore_drained(self.progress.drained());
-        // Which group they wait for is known again when there are groups again.
-        let alone =
-            |d: DirtyObject| DirtyObject { drain_from: 0, wait_for: 0, then_first: d.first_sequence, ..d };
-        left.dirty_objects = self.dirty_objects.drain(..).map(alone).collect();
         left.forgotten_until = self.forgotten_until;
         left.count = std::mem::take(&mut self.count);
         *self = left;
@@ -100,6 +96,8 @@ impl Engine {
             let (volume, space) = self.ground.volume_and_space(id);
             volume.ledger.thaw(space);
             volume.let_go();
+            // Which group its dirty objects wait for is known again when there are groups again.
+            self.drain.let_go(id);
             self.ground.count_quotas();
             self.ground.budget.note_extents_changed();
             self.ground.base.out.stir();
@@ -109,12 +107,10 @@ impl Engine {
 
     /// When a volume that lets go has to be looked at again, if nothing else happens.
     pub(crate) fn detach_deadline(&self, now: Nanos) -> Option<Nanos> {
-        let leaving = self.ground.volumes.iter().flatten().filter_map(|volume| match volume.task {
-            Task::Detach { until, .. } => Some((until, volume)),
-            _ => None,
-        });
-        let times = leaving.flat_map(|(until, volume)| {
-            let flush = volume.backend.wants_flush() || !volume.unflushed.is_empty();
+        let times = self.ground.ids().flat_map(|id| {
+            let volume = self.ground.volume(id);
+            let Task::Detach { until, .. } = volume.task else { return [None, None] };
+            let flush = volume.backend.wants_flush() || self.drain.waits_for_flush(id);
             [Some(until), flush.then_some(volume.backend.retry_at())]
         });
         times.flatten().filter(|&at| at > now).min()
@@ -122,15 +118,9 @@ impl Engine {
 
     /// What the drain has not brought to the image is dirty again, as soon as it comes back.
     fn stop_drain(&mut self, id: VolumeId) {
-        self.distrust_backend(id);
-        if let Some(drain) = self.ground.volume(id).drain_open
-            && self.drains[drain].in_flight == 0
-        {
-            self.drain_progress(drain);
-        }
-        for waiter in std::mem::take(&mut self.ground.volume_mut(id).drain_waiters) {
-            let result = Err(ControlError::Detached);
-            self.ground.base.out.control_done(waiter.control, result);
+        self.drain.stop(&mut self.ground, id);
+        for control in self.drain.take_waiters(id) {
+            self.ground.base.out.control_done(control, Err(ControlError::Detached));
         }
     }
 
@@ -146,10 +136,8 @@ impl Engine {
             volume.backend.want_flush();
         }
         let unflushed = volume.backend.wants_flush() && !volume.fenced || volume.backend.is_flushing();
-        let groups = volume.groups.as_ref().is_some_and(|groups| groups.is_in_flight());
-        let drains = !volume.drains.is_empty() || volume.drain_in_flight > 0;
-        let in_flight =
-            repairs || drains || groups || volume.backend.is_disowning() || volume.direct_in_flight > 0;
+        let drains = self.drain.is_in_flight(id);
+        let in_flight = repairs || drains || volume.backend.is_disowning() || volume.direct_in_flight > 0;
         let sequence = volume.log.published();
         let unstable = volume.log.durable() < sequence;
         if unstable {

@@ -25,6 +25,7 @@ impl Engine {
             if let Some(id) = waiter.added {
                 // No request has been sent to it: nothing of it is in flight.
                 self.ground.volumes[id.0 as usize] = None;
+                self.drain.remove(id);
             }
         }
         self.ground.count_quotas();
@@ -49,17 +50,15 @@ impl Engine {
             .filter(|(_, op)| op.stage == Stage::InLog && changes(op.request.op))
             .map(|(id, _)| id)
             .collect();
-        for volume in self.ground.volumes.iter_mut().flatten() {
+        for i in 0..self.ground.volumes.len() {
+            let Some(volume) = &mut self.ground.volumes[i] else { continue };
             volume.pending.clear();
             volume.published = volume.entered;
             volume.unpublished_blocks = 0;
             volume.log.abandon();
-            volume.backlog_sequence = volume.log.published();
-            for waiter in &mut volume.drain_waiters {
-                // What the log did not take never will be drained from it.
-                waiter.sequence = waiter.sequence.min(volume.log.published());
-            }
-            volume.drain_all_until = u64::MAX;
+            volume.backlog.extend(volume.log.published());
+            self.drain.wait_no_longer(VolumeId(i as u16), volume.log.published());
+            volume.progress.want(u64::MAX);
             volume.mode = Mode::WriteAround;
             volume.recheck = true;
         }
@@ -72,7 +71,7 @@ impl Engine {
             if volume.ledger.blocks().lost > 0 {
                 self.ground.fail(id);
             }
-            self.update_drained(id);
+            self.drain.update(&mut self.ground, id);
         }
         // Whatever of the streams and of reclaim comes back from the device now is of no interest.
         self.ground.log.abandon();
@@ -101,10 +100,11 @@ impl Engine {
     /// would otherwise find the old content on it and believe it. As long as something of the volume is not in
     /// the image, or is lost, the image must name it: a restart would otherwise serve something older.
     pub(crate) fn disown(&mut self, now: Nanos, id: VolumeId) {
+        let has_redo = self.drain.has_redo(&self.ground, id);
         let volume = self.ground.volume_mut(id);
         if volume.backend.is_disowning()
             || volume.is_dirty() && !mutated!(DisownedWhileDirty)
-            || volume.has_redo()
+            || has_redo
             || volume.failed
             || volume.copy.is_some() && !mutated!(DisownedWhilePaired)
             || !volume.backend.may_send(now)
@@ -191,14 +191,13 @@ impl Engine {
             }
         }
         self.forget_pending_room(id);
-        let volume = self.ground.volume_mut(id);
-        for waiter in std::mem::take(&mut volume.drain_waiters) {
-            self.ground.base.out.control_done(waiter.control, Err(error));
+        for control in self.drain.take_waiters(id) {
+            self.ground.base.out.control_done(control, Err(error));
         }
         for op in waiting {
             self.complete(op, Err(RequestError::Io));
         }
-        parts.into_iter().for_each(|part| self.drain_stable(part));
+        parts.into_iter().for_each(|part| self.drain.stable(&mut self.ground, part));
         self.ground.volume_mut(id).recheck = true;
     }
 }

@@ -16,7 +16,7 @@ use crate::blocks::index::{Lookup, ObjectFlags};
 use crate::blocks::ledger::object_of;
 use crate::blocks::own::OwnObjects;
 use crate::checkpoint::Waiter;
-use crate::control::volume::{DrainWaiter, Task, Volume};
+use crate::control::volume::{Task, Volume};
 use crate::engine::Engine;
 use crate::format::{Stream, crc32c};
 use crate::status::{DeviceStatus, VolumeState, VolumeStatus};
@@ -129,10 +129,12 @@ impl Engine {
         check_spec(&spec)?;
         let mut volume = Volume::new(spec);
         volume.attached = true;
-        if volume.spec.drain == DrainOrder::Grouped && volume.mode == Mode::WriteBack {
-            volume.begin_groups(&self.ground.space, now, false);
+        let grouped = volume.spec.drain == DrainOrder::Grouped && volume.mode == Mode::WriteBack;
+        let id = self.insert_volume(volume, control)?;
+        if grouped {
+            self.drain.begin_groups(&mut self.ground, now, id, false);
         }
-        self.insert_volume(volume, control)
+        Ok(id)
     }
 
     /// Gives a volume a number; `control` is complete when a restart finds it.
@@ -156,6 +158,7 @@ impl Engine {
         self.ground.volumes[at] = Some(Box::new(volume));
         self.ground.count_quotas();
         let id = VolumeId(at as u16);
+        self.drain.add(id);
         self.ground.base.out.stir();
         let on_failure = Err(ControlError::Device);
         self.checkpoint.wait(Waiter { control, on_failure, added: Some(id) });
@@ -209,12 +212,12 @@ impl Engine {
         if !attach.keep_clean && !mutated!(CleanKeptWithoutProof) {
             self.drop_clean(id);
         }
-        let (volume, space) = self.ground.volume_and_space(id);
+        let volume = self.ground.volume_mut(id);
         let grouped = volume.spec.drain == DrainOrder::Grouped;
         let dirty = volume.is_dirty();
         if grouped && (volume.mode == Mode::WriteBack || dirty && !mutated!(AttachedWithoutGroups)) {
-            volume.begin_groups(space, now, dirty);
-            volume.backlog_sequence = volume.log.published();
+            volume.backlog.extend(volume.log.published());
+            self.drain.begin_groups(&mut self.ground, now, id, dirty);
         }
         self.ground.base.out.stir();
         if attach.mode == Mode::Off && !dead {
@@ -276,11 +279,8 @@ impl Engine {
             let result = Err(self.ground.volume(id).loss().unwrap_or(ControlError::Failed));
             return self.ground.base.out.control_done(control, result);
         }
-        let volume = self.ground.volume_mut(id);
-        let sequence = volume.log.built();
-        volume.drain_all_until = volume.drain_all_until.max(sequence);
-        volume.drain_waiters.push(DrainWaiter { control, sequence });
-        self.update_drained(id);
+        let sequence = self.ground.volume(id).log.built();
+        self.drain.wait(&mut self.ground, id, control, sequence);
     }
 
     /// Drains a volume, compares the image with the cache if asked to, and forgets the volume. New
@@ -305,7 +305,7 @@ impl Engine {
         self.withdraw_room(id);
         let volume = self.ground.volume_mut(id);
         volume.closing = true;
-        volume.drain_all_until = u64::MAX;
+        volume.progress.want(u64::MAX);
         volume.task = Task::Remove { control, verify };
     }
 
@@ -464,7 +464,7 @@ impl Engine {
     /// Drained, and still.
     fn is_quiet(&mut self, now: Nanos, id: VolumeId) -> bool {
         let volume = self.ground.volume(id);
-        !volume.is_dirty() && !volume.has_redo() && self.is_still(now, id)
+        !volume.is_dirty() && !self.drain.has_redo(&self.ground, id) && self.is_still(now, id)
     }
 
     /// Nothing is on its way into the cache: the volume's blocks can go, if they are drained or given up.
@@ -581,13 +581,14 @@ impl Engine {
             let volume = self.ground.volume_mut(id);
             volume.task = Task::None;
             volume.closing = false;
-            volume.drain_all_until = 0;
+            volume.progress.want_only(0);
             self.ground.base.out.control_done(control, result);
             return;
         }
         let blocks = self.ground.volume(id).blocks();
         self.ground.forget_blocks(id, 0, blocks);
         self.ground.volumes[id.0 as usize] = None;
+        self.drain.remove(id);
         // The driver has the volume under its number until it is told.
         self.leaving.push((control, id));
         self.ground.count_quotas();
@@ -673,24 +674,21 @@ impl Engine {
     pub fn volume_status(&self, now: Nanos, id: VolumeId) -> Option<VolumeStatus> {
         let volume = self.ground.volumes.get(id.0 as usize)?.as_ref()?;
         let block = BLOCK_BYTES as u64;
-        let drains = volume.drains.iter().map(|&d| self.drains[d].entry.since);
-        let oldest = volume.dirty_objects.front().map(|d| d.since).into_iter().chain(drains).min();
+        let drain = self.drain.status(id);
         let blocks = volume.ledger.blocks();
         let age = |since: Option<Nanos>| since.map_or(0, |since| now.saturating_sub(since));
-        let (exposed_blocks, exposed_since) = match &volume.groups {
-            Some(_) => (volume.ledger.uncommitted_blocks(), volume.ledger.uncommitted_since()),
-            None => (volume.ledger.dirty() + blocks.zero, oldest),
+        let (exposed_blocks, exposed_since) = match volume.progress.is_grouped() {
+            true => (volume.ledger.uncommitted_blocks(), volume.ledger.uncommitted_since()),
+            false => (volume.ledger.dirty() + blocks.zero, drain.oldest),
         };
         let full = volume.pending.front().is_some() && self.quota_left(id) == 0;
-        let backlog = volume.mode != Mode::WriteBack && volume.sequence_safe() < volume.backlog_sequence;
+        let backlog = volume.mode != Mode::WriteBack && volume.progress.safe() < volume.backlog.sequence();
         let state = match () {
             _ if volume.fenced => VolumeState::Fenced,
             _ if volume.failed => VolumeState::Failed,
             _ if volume.replica.is_some() => VolumeState::Replica,
             _ if !volume.attached => VolumeState::Detached,
-            _ if volume.task != Task::None || backlog || !volume.drain_waiters.is_empty() => {
-                VolumeState::Draining
-            }
+            _ if volume.task != Task::None || backlog || drain.is_waited_for => VolumeState::Draining,
             _ if full => VolumeState::Full,
             _ => VolumeState::Serving,
         };
@@ -703,7 +701,7 @@ impl Engine {
             dirty_bytes: volume.ledger.held() * block,
             dirty_zero_bytes: blocks.zero * block,
             dirty_bytes_max: self.ground.dirty_bytes_max(id),
-            dirty_age_ns: age(oldest),
+            dirty_age_ns: age(drain.oldest),
             exposed_bytes: exposed_blocks * block,
             exposed_age_ns: age(exposed_since),
             cached_bytes: (blocks.at + volume.ledger.frozen()) * block,
@@ -712,7 +710,7 @@ impl Engine {
             sequence_drained: volume.progress.drained(),
             backend_error: volume.backend.error(),
             flushes: volume.flushes,
-            drain_writes_in_flight: u64::from(volume.drain_writes),
+            drain_writes_in_flight: u64::from(drain.writes),
             backend_unflushed: volume.backend.is_dirty(),
             count: volume.count,
         })

@@ -39,24 +39,24 @@ impl Engine {
 
     /// Puts the mode that the volume is to have in force.
     fn enter_mode(&mut self, now: Nanos, id: VolumeId) {
-        let (volume, space) = self.ground.volume_and_space(id);
+        let volume = self.ground.volume_mut(id);
         let mode = match volume.spec.mode {
             Mode::WriteBack if volume.degraded != Degraded::No => Mode::WriteThrough,
             mode => mode,
         };
         let before = std::mem::replace(&mut volume.mode, mode);
         volume.recheck = true;
-        let grouped = volume.spec.drain == DrainOrder::Grouped;
-        if grouped && mode == Mode::WriteBack && volume.groups.is_none() {
-            volume.begin_groups(space, now, false);
-        }
+        let built = volume.log.built();
         if mode != Mode::WriteBack {
-            volume.drain_all_until = volume.log.built();
+            volume.progress.want_only(built);
         }
         if mode != Mode::WriteBack && before == Mode::WriteBack {
             // Only what is acknowledged is a backlog: in the other modes nobody was promised what is not in the image.
-            volume.backlog_sequence = volume.log.built();
-            volume.credit_bytes = 0;
+            volume.backlog.begin(built);
+        }
+        let grouped = volume.spec.drain == DrainOrder::Grouped && !volume.progress.is_grouped();
+        if grouped && mode == Mode::WriteBack {
+            self.drain.begin_groups(&mut self.ground, now, id, false);
         }
     }
 }

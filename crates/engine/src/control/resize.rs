@@ -131,13 +131,13 @@ impl Engine {
             }
             Stage::Drains => {
                 let first = object_of(volume.blocks());
-                if self.ground.volume(id).drains.iter().any(|&d| self.drains[d].entry.object >= first) {
+                if self.drain.is_draining_from(id, first) {
                     return;
                 }
                 self.truncate(id);
                 let volume = self.ground.volume_mut(id);
                 let sequence = volume.log.built();
-                volume.drain_all_until = volume.drain_all_until.max(sequence);
+                volume.progress.want(sequence);
                 Stage::Drain { sequence }
             }
             Stage::Drain { sequence } => {
@@ -183,21 +183,17 @@ impl Engine {
         volume.spec.size_bytes = resize.last_bytes(changed);
         volume.task = Task::None;
         // The drain goes back to what it has left out.
-        volume.drain_cursor = 0;
+        self.drain.look_again(id);
         self.ground.base.out.control_done(resize.control, result);
     }
 
     /// Drops everything beyond the end.
     fn truncate(&mut self, id: VolumeId) {
         self.ground.note_forgotten(id);
-        self.ground.overtake(id, self.ground.volume(id).blocks(), u64::MAX / 2);
-        let (volume, space) = self.ground.volume_and_space(id);
-        let end = volume.blocks();
-        volume.ledger.truncate(space, end);
-        let first = end.div_ceil(OBJECT_BLOCKS as u64) as u32;
-        volume.dirty_objects.retain(|dirty| dirty.object < first);
-        volume.drain_cursor = 0;
+        let end = self.ground.volume(id).blocks();
+        self.ground.overtake(id, end, u64::MAX / 2);
+        self.drain.truncate(&mut self.ground, id, end, end.div_ceil(OBJECT_BLOCKS as u64) as u32);
         self.cache.forget_evicted();
-        self.update_drained(id);
+        self.drain.update(&mut self.ground, id);
     }
 }

@@ -7,9 +7,8 @@
 use crate::api::{BackendOp, ControlError, IoError, Mode, Nanos, VolumeId};
 use crate::base::flight::Io;
 use crate::base::mutation::mutated;
-use crate::blocks::index::ObjectFlags;
-use crate::control::volume::{DirtyObject, Task, Volume};
-use crate::drain::group::GROUP_BLOCKS_MAX;
+use crate::control::volume::{Task, Volume};
+use crate::drain::GROUP_BLOCKS_MAX;
 use crate::engine::Engine;
 
 /// How often what has become dirty during the drain is drained before the cut, if it is more than a group.
@@ -33,47 +32,11 @@ impl Volume {
     pub(crate) fn image_is_held(&self) -> bool {
         match self.task {
             Task::Snapshot { step: Step::Taking, .. } => !mutated!(SnapshotUnderWrites),
-            Task::Snapshot { step: Step::Image, .. } => self.groups.is_none(),
+            Task::Snapshot { step: Step::Image, .. } => !self.progress.is_grouped(),
             _ => false,
         }
     }
-
-    /// What the cut needs and nobody is bringing to the image is drained next.
-    fn queue_cut(&mut self, now: Nanos) {
-        let Some(cut) = self.ledger.cut_index() else { return };
-        let objects: Vec<u32> = cut.objects(0).collect();
-        let closed = self.groups.as_ref().and_then(|groups| groups.closed.as_ref());
-        let sequence = closed.expect("a cut is a closed group").sequence;
-        for dirty in
-            self.dirty_objects.iter_mut().filter(|dirty| objects.binary_search(&dirty.object).is_ok())
-        {
-            dirty.drain_from = dirty.drain_from.min(sequence);
-        }
-        self.drain_cursor = 0;
-        for object in objects {
-            if !self.ledger.flags(object).intersects(ObjectFlags::QUEUED | ObjectFlags::DRAINING) {
-                self.requeue_dirty(DirtyObject {
-                    object,
-                    first_sequence: sequence,
-                    since: now,
-                    drain_from: sequence,
-                    wait_for: sequence,
-                    then_first: sequence,
-                });
-            }
-        }
-    }
-
-    /// Nothing is on its way to the image: of what clients send past the cache, nothing from before the mode was changed.
-    fn image_is_quiet(&self) -> bool {
-        self.drains.is_empty()
-            && (self.goes_direct() || self.direct_in_flight == 0)
-            && self.unflushed.is_empty()
-            && self.flushing.is_empty()
-            && !self.backend.is_flushing()
-    }
 }
-
 impl Engine {
     /// Has the backend take a snapshot ([`BackendOp::Snapshot`]) of the image as the volume is at a moment after this call:
     /// with every write that was acknowledged before, exactly at a point of the acknowledged order where the drain goes by
@@ -83,7 +46,10 @@ impl Engine {
         let Some(volume) = self.controllable(id, control, false) else { return };
         let error = match () {
             () if !volume.attached => Some(ControlError::Detached),
-            () if volume.mode == Mode::WriteBack && volume.groups.is_none() && !volume.spec.read_only => {
+            () if volume.mode == Mode::WriteBack
+                && !volume.progress.is_grouped()
+                && !volume.spec.read_only =>
+            {
                 Some(ControlError::Unordered)
             }
             () => volume.loss(),
@@ -92,13 +58,13 @@ impl Engine {
             return self.ground.base.out.control_done(control, Err(error));
         }
         let sequence = volume.log.built();
-        volume.drain_all_until = volume.drain_all_until.max(sequence);
+        volume.progress.want(sequence);
         volume.task = Task::Snapshot { control, step: Step::Backlog { sequence, pass: 1 } };
     }
 
     pub(crate) fn pump_snapshot(&mut self, now: Nanos, id: VolumeId, control: u64, step: Step) {
         let dead = self.ground.base.dead;
-        let (volume, space) = self.ground.volume_and_space(id);
+        let volume = self.ground.volume(id);
         let error = match () {
             () if step == Step::Taking => return,
             () if volume.fenced => Some(ControlError::Backend(IoError::Fenced)),
@@ -108,37 +74,50 @@ impl Engine {
         if let Some(error) = error {
             return self.end_snapshot(id, control, Err(error));
         }
-        let next = match step {
-            Step::Backlog { sequence, .. } if volume.progress.drained() < sequence => None,
-            Step::Backlog { pass, .. } if volume.ledger.held() > GROUP_BLOCKS_MAX && pass < PASSES_MAX => {
-                let sequence = volume.log.built();
-                volume.drain_all_until = volume.drain_all_until.max(sequence);
-                Some(Step::Backlog { sequence, pass: pass + 1 })
-            }
-            Step::Backlog { .. } => Some(Step::Cut),
-            Step::Cut if volume.groups.is_none() => Some(Step::Image),
-            Step::Cut if volume.groups.as_ref().is_some_and(|groups| groups.closed.is_some()) => None,
-            Step::Cut => {
-                volume.close_whole(space, now);
-                Some(Step::Image)
-            }
-            Step::Image => match &volume.groups {
-                None => volume.image_is_quiet().then_some(Step::Taking),
-                Some(_) if volume.ledger.cut_index().is_none() || !volume.image_is_quiet() => None,
-                Some(_) if volume.ledger.cut_is_reached() => Some(Step::Taking),
-                Some(_) => {
-                    volume.queue_cut(now);
-                    None
-                }
-            },
-            Step::Taking => None,
-        };
-        let Some(step) = next else { return };
+        let Some(step) = self.next_step(now, id, step) else { return };
+        let volume = self.ground.volume_mut(id);
         volume.task = Task::Snapshot { control, step };
         self.ground.base.out.stir();
         if step == Step::Taking {
             self.ground.backend(Io::Snapshot { volume: id }, id, BackendOp::Snapshot { control });
         }
+    }
+
+    /// The step that follows, if the one at hand is over.
+    fn next_step(&mut self, now: Nanos, id: VolumeId, step: Step) -> Option<Step> {
+        let quiet = self.image_is_quiet(id);
+        let volume = self.ground.volume_mut(id);
+        let grouped = volume.progress.is_grouped();
+        match step {
+            Step::Backlog { sequence, .. } if volume.progress.drained() < sequence => None,
+            Step::Backlog { pass, .. } if volume.ledger.held() > GROUP_BLOCKS_MAX && pass < PASSES_MAX => {
+                let sequence = volume.log.built();
+                volume.progress.want(sequence);
+                Some(Step::Backlog { sequence, pass: pass + 1 })
+            }
+            Step::Backlog { .. } => Some(Step::Cut),
+            Step::Cut if !grouped => Some(Step::Image),
+            Step::Cut if self.drain.has_closed(id) => None,
+            Step::Cut => {
+                self.drain.close_whole(&mut self.ground, now, id);
+                Some(Step::Image)
+            }
+            Step::Image if !grouped => quiet.then_some(Step::Taking),
+            Step::Image if volume.ledger.cut_index().is_none() || !quiet => None,
+            Step::Image if volume.ledger.cut_is_reached() => Some(Step::Taking),
+            Step::Image => {
+                self.drain.hurry_cut(&mut self.ground, now, id);
+                None
+            }
+            Step::Taking => None,
+        }
+    }
+
+    /// Nothing is on its way to the image: of what clients send past the cache, nothing from before the mode was changed.
+    fn image_is_quiet(&self, id: VolumeId) -> bool {
+        let volume = self.ground.volume(id);
+        let direct = volume.goes_direct() || volume.direct_in_flight == 0;
+        self.drain.is_quiet(id) && direct && !volume.backend.is_flushing()
     }
 
     pub(crate) fn snapshot_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
@@ -150,21 +129,8 @@ impl Engine {
     }
 
     fn end_snapshot(&mut self, id: VolumeId, control: u64, result: Result<(), ControlError>) {
-        let (volume, space) = self.ground.volume_and_space(id);
-        volume.task = Task::None;
-        if volume.ledger.cut_index().is_some() {
-            volume.groups.as_mut().expect("a cut is one of its groups").closed = None;
-            volume.ledger.thaw(space);
-        }
-        if let Some(closed) = volume.groups.as_mut().and_then(|groups| groups.closed.as_mut()) {
-            // It goes on as any other.
-            closed.whole = false;
-        }
-        // Their objects are not brought to the cut any more.
-        for i in 0..self.ground.volume(id).drains.len() {
-            let d = self.ground.volume(id).drains[i];
-            self.drains[d].cut = false;
-        }
+        self.ground.volume_mut(id).task = Task::None;
+        self.drain.end_cut(&mut self.ground, id);
         self.ground.volume_mut(id).recheck = true;
         self.ground.base.out.stir();
         self.ground.base.out.control_done(control, result);

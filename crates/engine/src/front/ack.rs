@@ -40,7 +40,7 @@ impl Engine {
     /// Begins a flush: everything completed before it becomes stable.
     pub(crate) fn start_flush(&mut self, now: Nanos, id: OpId) {
         let vid = self.ops[id].request.volume;
-        self.cut_group(now, vid, true);
+        self.drain.cut(&mut self.ground, now, vid, true);
         let volume = self.ground.volume_mut(vid);
         volume.flushes = true;
         let (built, durable) = (volume.log.built(), volume.log.durable());
@@ -85,7 +85,7 @@ impl Engine {
         let dead = self.ground.base.dead;
         let mut look = self.ground.log.look();
         while let Some(part) = self.ground.log.next_stable_part(&mut look, dead) {
-            self.drain_stable(part);
+            self.drain.stable(&mut self.ground, part);
         }
         while let Some(op) = self.ground.log.next_stable_op(&mut look) {
             self.go_on(now, op);
@@ -114,10 +114,8 @@ impl Engine {
         if volume.is_refusing() {
             return self.complete(id, Err(RequestError::Io));
         }
-        if volume.mode != Mode::WriteBack && op.sequence > volume.sequence_safe() {
-            if volume.credit_bytes >= op.request.len && op.sequence > volume.backlog_sequence {
-                volume.credit_bytes -= op.request.len;
-            } else {
+        if volume.mode != Mode::WriteBack && op.sequence > volume.progress.safe() {
+            if op.sequence <= volume.backlog.sequence() || !volume.backlog.take_credit(op.request.len) {
                 let at = volume.through.iter().rposition(|&o| self.ops[o].sequence <= op.sequence);
                 volume.through.insert(at.map_or(0, |i| i + 1), id);
                 return;
@@ -157,11 +155,11 @@ impl Engine {
         let max = self.ground.dirty_bytes_max(id) as f64;
         let dirty = ((volume.ledger.held() + volume.unpublished_blocks) * BLOCK_BYTES as u64) as f64;
         let low = max / 2.0;
-        if dirty <= low || volume.drain_rate.is_stale(now) {
+        if dirty <= low || volume.backend.rate().is_stale(now) {
             return 0;
         }
         let pressure = ((dirty - low) / (max - low)).min(1.0);
-        let ns = len as f64 * pressure / volume.drain_rate.bytes_per_s() * 1e9;
+        let ns = len as f64 * pressure / volume.backend.rate().bytes_per_s() * 1e9;
         ns.min(HOLD_MAX_NS as f64) as Nanos
     }
 
@@ -215,13 +213,12 @@ impl Engine {
             let op = &self.ops[front];
             // Where the drain is grouped, what was not acknowledged before the mode became write-back may stand in the
             // image out of order: it is acknowledged with its group.
-            let ordered = volume.groups.is_none() && volume.mode == Mode::WriteBack;
-            let drained = op.sequence <= volume.sequence_safe() || ordered;
+            let ordered = !volume.progress.is_grouped() && volume.mode == Mode::WriteBack;
+            let drained = op.sequence <= volume.progress.safe() || ordered;
             if !drained {
-                if volume.credit_bytes < op.request.len {
+                if !volume.backlog.take_credit(op.request.len) {
                     return;
                 }
-                volume.credit_bytes -= op.request.len;
             }
             volume.through.pop_front();
             if self.ops[front].request.op == Op::Flush {

@@ -316,10 +316,11 @@ impl Engine {
             return true;
         }
         if self.has_dirty(vid, first, end)
-            || !mutated!(DirectBesideRedo) && self.ground.volume(vid).has_redo()
+            || !mutated!(DirectBesideRedo) && self.drain.has_redo(&self.ground, vid)
         {
             // A redo that is kept would take the image back behind this change if it were needed.
-            self.hurry_drain(vid, first, end);
+            let volume = self.ground.volume_mut(vid);
+            volume.progress.want(volume.log.published());
             return false;
         }
         let volume = self.ground.volume(vid);
@@ -440,8 +441,8 @@ impl Engine {
             volume.backend.note_flushed(covers);
         } else {
             volume.backend.note_flush_failed(volume.mode == Mode::WriteBack);
-            self.distrust_backend(vid);
-            self.update_drained(vid);
+            self.drain.distrust(&mut self.ground, vid);
+            self.drain.update(&mut self.ground, vid);
         }
         let logged = !asked && !self.ops[id].direct;
         if result.is_ok() && logged && !self.has_copy(id) {

@@ -12,8 +12,10 @@ use crate::base::flight::OpId;
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
 use crate::blocks::index::ObjectFlags;
+use crate::blocks::ledger::Ledger;
 use crate::blocks::ledger::{Place, objects_of};
-use crate::control::volume::{DirtyObject, Stage, Task, Volume};
+use crate::blocks::space::Space;
+use crate::control::volume::{Stage, Task, Volume};
 use crate::control::{AddError, check_spec};
 use crate::engine::Engine;
 use crate::format::{COUNTER_MAX, EntryKind, RecordKind, crc32c};
@@ -306,7 +308,7 @@ impl Engine {
         self.ground.base.out.stir();
         let sequence = sequence + u64::from(mutated!(CleanOneTooFar));
         let next = self.ground.base.checkpoints.next();
-        let (volume, space) = self.ground.volume_and_space(id);
+        let volume = self.ground.volume_mut(id);
         let Some(mut replica) = volume.replica.take() else { return };
         let mut place = (0, 0);
         while let Some(logged) = replica.places.front().filter(|logged| logged.sequence <= sequence) {
@@ -316,33 +318,28 @@ impl Engine {
         if sequence >= volume.log.published() {
             place = EVERYTHING;
         }
-        let until = volume.dirty_objects.partition_point(|dirty| dirty.first_sequence <= sequence);
-        let (mut left, mut forgotten) = (Vec::new(), false);
-        for dirty in volume.dirty_objects.drain(..until) {
-            let object = dirty.object;
+        let (mut drained, mut forgotten) = (0, false);
+        let is_clean = |ledger: &mut Ledger, space: &mut Space, object| {
             let newest = replica.zeroed.get(&object).copied();
             let zeroes_done = place == EVERYTHING || newest.is_some_and(|newest| newest <= sequence);
-            if volume.ledger.flags(object).contains(ObjectFlags::ZERO_DIRTY) && zeroes_done {
-                volume.ledger.forget_zeroes(object);
+            if ledger.flags(object).contains(ObjectFlags::ZERO_DIRTY) && zeroes_done {
+                ledger.forget_zeroes(object);
                 replica.zeroed.remove(&object);
                 forgotten = true;
             }
-            let (cleaned, dirty_left) = volume.ledger.clean_before(space, object, place);
-            volume.count.drained_blocks += cleaned;
-            if dirty_left || volume.ledger.flags(object).contains(ObjectFlags::ZERO_DIRTY) {
-                left.push(DirtyObject { first_sequence: sequence + 1, ..dirty });
-            } else {
-                volume.ledger.unmark(object, ObjectFlags::QUEUED);
-            }
-        }
-        left.into_iter().rev().for_each(|dirty| volume.dirty_objects.push_front(dirty));
-        volume.drain_cursor = 0;
+            let (cleaned, is_dirty) = ledger.clean_before(space, object, place);
+            drained += cleaned;
+            !is_dirty && !ledger.flags(object).contains(ObjectFlags::ZERO_DIRTY)
+        };
+        self.drain.drained_elsewhere(&mut self.ground, (id, sequence), is_clean);
+        let volume = self.ground.volume_mut(id);
+        volume.count.drained_blocks += drained;
         volume.replica = Some(replica);
         if forgotten {
             volume.forgotten_until = next;
             self.ground.budget.note_extents_changed();
         }
-        self.update_drained(id);
+        self.drain.update(&mut self.ground, id);
     }
 
     /// What the request brings, if it is the next record of the copy.
@@ -529,8 +526,7 @@ impl Engine {
         self.ground.budget.note_extents_changed();
         let volume = self.ground.volume_mut(id);
         volume.ledger.reset();
-        volume.dirty_objects.clear();
-        volume.drain_cursor = 0;
+        self.drain.clear(id);
         volume.failed = false;
         let replica = volume.replica.as_mut().expect("it is a replica");
         replica.places.clear();

@@ -31,11 +31,6 @@ impl Volume {
     pub(crate) fn is_sending(&self) -> bool {
         self.copy.as_ref().is_some_and(|copy| copy.sends())
     }
-
-    /// The peer will soon have no room any more.
-    pub(crate) fn peer_is_short(&self) -> bool {
-        self.copy.as_ref().is_some_and(|copy| copy.is_short())
-    }
 }
 
 impl Engine {
@@ -143,7 +138,7 @@ impl Engine {
     fn pump_peer(&mut self, now: Nanos, id: VolumeId) {
         let Some(copy) = &mut self.ground.volume_mut(id).copy else { return };
         let (ops, parts) = copy.take_waiting();
-        parts.into_iter().for_each(|part| self.drain_stable(part));
+        parts.into_iter().for_each(|part| self.drain.stable(&mut self.ground, part));
         for op in ops {
             self.go_on(now, op);
         }

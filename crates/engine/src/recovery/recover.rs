@@ -3,7 +3,7 @@
 //! Nothing is written before the very end (summaries of segments that were open, then a checkpoint),
 //! and what is written does not change what a second recovery would find: a crash in here is harmless.
 
-use crate::api::{BLOCK_BYTES, IoError, Nanos};
+use crate::api::{BLOCK_BYTES, IoError, Nanos, VolumeId};
 use crate::base::device::{Device, DeviceRead};
 use crate::base::mem::AlignedBuf;
 use crate::base::mutation::mutated;
@@ -318,8 +318,10 @@ impl Engine {
         }
         tail.sort_by_key(|t| (t.stream as u8, t.segment_sequence));
         unreadable |= replay(&mut engine, &tail, &mut report, now);
-        for volume in engine.ground.volumes.iter_mut().flatten() {
-            volume.queue_dirty_objects(&engine.ground.space, now);
+        let ids: Vec<VolumeId> = engine.ground.ids().collect();
+        for id in ids {
+            engine.drain.restore(&mut engine.ground, id, now);
+            let volume = engine.ground.volume_mut(id);
             report.blocks_lost += volume.ledger.blocks().lost;
             report.volumes_failed += u64::from(volume.failed);
             if !volume.is_dirty() {

@@ -465,7 +465,12 @@ impl Replay<'_> {
             }
             match entry.kind() {
                 Some(EntryKind::Data) if *good => {
-                    volume.write_block(space, self.now, (entry.block(), position), entry.value());
+                    volume.ledger.write(
+                        space,
+                        self.now,
+                        (entry.block(), position),
+                        std::iter::once(entry.value()),
+                    );
                     self.report.blocks_replayed += 1;
                 }
                 Some(EntryKind::Data) => {
@@ -475,7 +480,7 @@ impl Replay<'_> {
                 Some(EntryKind::Discard | EntryKind::WriteZeroes) => {
                     let keep = entry.kind() == Some(EntryKind::WriteZeroes);
                     let range = entry.block()..entry.block() + len;
-                    volume.zero(space, self.now, range, keep, sequence);
+                    volume.ledger.zero(space, self.now, range, keep);
                 }
                 Some(EntryKind::Invalidate) => {
                     self.engine.ground.drop_blocks(VolumeId(v as u16), entry.block(), len);
@@ -532,7 +537,7 @@ impl Replay<'_> {
             }
             let lost = volume.ledger.index().lookup(block) == Lookup::Lost;
             if lost && self.bad.get(&(v, block)) == Some(&old) {
-                volume.write_block(space, self.now, (block, position), entry.value());
+                volume.ledger.write(space, self.now, (block, position), std::iter::once(entry.value()));
             } else {
                 volume.ledger.moved(space, block, (old, position), entry.value(), false);
             }
