@@ -1,74 +1,58 @@
-//! The core itself: its parts, the dispatch of events, and the order in which work is looked for.
+//! The loop: which room an event goes to, in which order work is looked for, and what follows from what a room has found out.
 
 use crate::api::*;
-use crate::base::flight::OpId;
+use crate::base::consequences::Consequence;
 use crate::base::flight::{DeviceFailed, Io};
 use crate::base::mem::Arena;
 use crate::base::mutation::mutated;
 use crate::base::out::Next;
 use crate::base::shared::EngineConfig;
-use crate::base::util::Slab;
+use crate::blocks::bad::BadCopy;
+use crate::blocks::index::Lookup;
 use crate::blocks::ledger::objects_of;
 use crate::cache::Cache;
 use crate::checkpoint::Checkpoint;
 use crate::control::Verify;
-use crate::control::volume::{ClientOp, Stage, Volume};
 use crate::drain::Drain;
 use crate::format::{EntryKind, Geometry, RecordKind, Stream};
-use crate::front::read::{DeviceReads, MissRead};
+use crate::front::{BadRead, Front};
 use crate::ground::Ground;
-
-use crate::log::build::BuiltEntry;
-use crate::log::build::{Append, Built};
-use crate::peers::fetch::{FETCH_BYTES, FetchRead};
-use crate::peers::repair::Repairs;
+use crate::log::build::{Append, Built, BuiltEntry};
+use crate::peers::Peers;
+use crate::peers::fetch::FETCH_BYTES;
+use crate::peers::repair::Reader;
 
 /// The core of one cache device.
 pub struct Engine {
     pub(crate) ground: Ground,
+    pub(crate) front: Front,
     pub(crate) cache: Cache,
-    pub(crate) ops: Slab<ClientOp>,
-    pub(crate) repairs: Repairs,
     pub(crate) drain: Drain,
+    pub(crate) peers: Peers,
     pub(crate) checkpoint: Checkpoint,
-    pub(crate) edge_freed: bool,
-    pub(crate) parked_scratch: Vec<OpId>,
-    pub(crate) device_reads: DeviceReads,
-    /// Reads of images in flight for requests.
-    pub(crate) misses: Slab<MissRead>,
-    /// Reads of records in flight.
-    pub(crate) fetches: Slab<FetchRead>,
-    pub(crate) next_volume: usize,
-    /// Until then it waits for backends to be flushed.
+    /// Until then a shutdown waits for backends to be flushed.
     pub(crate) stop_by: Nanos,
     /// The comparison of a volume that is being removed.
     pub(crate) verify: Verify,
     /// Removed volumes whose removal has not been reported, by its control number: their numbers are taken.
     pub(crate) leaving: Vec<(u64, VolumeId)>,
     /// When work was last looked for.
-    pumped_at: Nanos,
+    looked_at: Nanos,
 }
 
 impl Engine {
     pub(crate) fn new(geo: Geometry, config: EngineConfig, durable: u64, epoch: u64, now: Nanos) -> Engine {
-        let drain_buffers = config.drain_buffers;
         Engine {
-            ground: Ground::new(geo, config, durable, epoch),
+            front: Front::new(),
             cache: Cache::new(geo.device_blocks as usize),
-            ops: Slab::with_capacity(1024),
-            repairs: Repairs::default(),
-            drain: Drain::new(drain_buffers),
+            drain: Drain::new(config.drain_buffers),
+            peers: Peers::new(),
             checkpoint: Checkpoint::new(epoch, geo.pages(), now),
-            edge_freed: false,
-            parked_scratch: Vec::with_capacity(256),
-            device_reads: DeviceReads::new(),
-            misses: Slab::with_capacity(256),
-            fetches: Slab::with_capacity(4),
-            next_volume: 0,
+            ground: Ground::new(geo, config, durable, epoch),
             stop_by: 0,
             verify: Verify::default(),
             leaving: Vec::new(),
-            pumped_at: now,
+            looked_at: now,
         }
     }
 
@@ -95,15 +79,11 @@ impl Engine {
     pub fn handle(&mut self, now: Nanos, event: Event) {
         self.ground.base.out.stir();
         match event {
-            Event::Request(request) => self.client_request(now, request),
+            Event::Request(request) => self.request(now, request),
             Event::Done { token, result } => self.done(now, token, result),
-            Event::Tick => {
-                for volume in self.ground.volumes.iter_mut().flatten() {
-                    volume.recheck = true;
-                }
-            }
+            Event::Tick => self.ground.recheck_all(),
         }
-        self.settle();
+        self.settle(now);
     }
 
     /// The next thing to be done, `None` when there is nothing until the next event. Drivers handle all
@@ -111,7 +91,7 @@ impl Engine {
     pub fn next_effect(&mut self, now: Nanos) -> Option<Effect> {
         loop {
             while self.ground.base.out.wants_round() {
-                self.pump(now);
+                self.round(now);
             }
             match self.ground.base.out.next(self.ground.base.dead)? {
                 Next::Failed(token, error) => self.handle(now, Event::Done { token, result: Err(error) }),
@@ -128,73 +108,52 @@ impl Engine {
     /// When [`Event::Tick`] is due if nothing else happens before. It may have come already: what became due since the last look for
     /// work, while the driver did other things, is due still.
     pub fn next_deadline(&self) -> Option<Nanos> {
-        let now = self.pumped_at;
-        let holding = self
-            .ground
-            .volumes
-            .iter()
-            .enumerate()
-            .filter(|(_, v)| v.as_ref().is_some_and(|v| !v.held.is_empty()));
-        let held = holding.filter_map(|(i, _)| self.held_due(now, VolumeId(i as u16))).min();
-        let drain = if self.ground.base.stopping.is_none() {
-            self.drain.deadline(&self.ground, now).into_iter().chain(self.detach_deadline(now)).min()
-        } else {
-            None
-        };
-        let group = if self.ground.base.stopping.is_none() {
-            self.drain.group_deadline(&self.ground, now)
-        } else {
-            None
-        };
-        let stop = self.stop_deadline(now);
-        [
-            held,
-            drain,
-            group,
-            stop,
+        let (ground, now) = (&self.ground, self.looked_at);
+        let drains = ground.base.stopping.is_none();
+        let times = [
+            self.front.deadline(ground, now),
+            self.drain.deadline(ground, now).filter(|_| drains),
+            self.detach_deadline(now).filter(|_| drains),
+            self.drain.group_deadline(ground, now).filter(|_| drains),
+            self.stop_deadline(now),
             self.cache.fills_deadline(),
-            self.repairs.deadline(),
-            self.checkpoint.deadline(&self.ground.base.checkpoints),
-        ]
-        .into_iter()
-        .flatten()
-        .min()
+            self.peers.deadline(),
+            self.checkpoint.deadline(&ground.base.checkpoints),
+        ];
+        times.into_iter().flatten().min()
     }
 
     /// Looks for work, in the order of urgency.
-    fn pump(&mut self, now: Nanos) {
-        self.pumped_at = now;
-        if std::mem::take(&mut self.edge_freed) {
-            for volume in self.ground.volumes.iter_mut().flatten() {
-                volume.recheck = true;
-            }
-        }
-        self.settle();
-        self.pump_repairs(now);
-        self.settle();
-        self.pump_waiting_reads();
-        self.pump_parked(now);
-        self.pump_held(now);
-        self.pump_log();
-        self.pump_sync(now);
+    fn round(&mut self, now: Nanos) {
+        self.looked_at = now;
         let stopping = self.ground.base.stopping.is_some();
+        self.front.begin_round(&mut self.ground);
+        self.settle(now);
+        self.peers.step(&mut self.ground, now);
+        self.settle(now);
+        self.front.wake_reads(&mut self.ground);
+        self.front.recheck(&mut self.ground, now);
+        self.settle(now);
+        self.front.release(&mut self.ground, now);
+        self.settle(now);
+        self.front.log(&mut self.ground);
+        self.sync(now);
         self.cache.issue_fills(&mut self.ground, now, stopping);
         self.cache.reclaim(&mut self.ground);
         self.checkpoint.begin(&mut self.ground, now);
-        self.advance_checkpoint_pages();
+        if !self.checkpoint.is_idle() && self.ground.base.pools.checkpoint.available() > 0 {
+            self.checkpoint.advance(&mut self.ground);
+        }
         if self.ground.base.stopping.is_none() {
             self.drain.group_step(&mut self.ground, now);
             self.drain.step(&mut self.ground, now);
         }
         self.drain.flush_step(&mut self.ground, now);
-        self.pump_tasks(now);
-        if self.ground.arriving.wakes() {
-            self.ground.base.out.stir();
-        }
-        self.settle();
+        self.control(now);
         // Completions may have made room for what waited, or given a lock to who waited for it.
-        self.pump_log();
-        if self.ground.volumes.iter().flatten().any(|volume| volume.has_to_recheck()) {
+        self.front.log(&mut self.ground);
+        self.settle(now);
+        if self.front.wants_round(&self.ground) {
             self.ground.base.out.stir();
         }
         if mutated!(RepliesLast) {
@@ -202,57 +161,117 @@ impl Engine {
         }
     }
 
+    /// Releases who need not wait for stable media any longer, and issues the next sync when somebody must.
+    pub(crate) fn sync(&mut self, now: Nanos) {
+        let dead = self.ground.base.dead;
+        let mut look = self.ground.log.look();
+        while let Some(part) = self.ground.log.next_stable_part(&mut look, dead) {
+            self.drain.stable(&mut self.ground, part);
+        }
+        while let Some(op) = self.ground.log.next_stable_op(&mut look) {
+            self.front.go_on(&mut self.ground, now, op);
+        }
+        self.ground.sync(look);
+    }
+
+    /// An effect has completed.
     fn done(&mut self, now: Nanos, token: Token, result: Result<(), IoError>) {
-        match self.ground.base.out.end(token) {
+        let ground = &mut self.ground;
+        match ground.base.out.end(token) {
             Io::Append(index) => self.append_written(now, index, result),
             Io::Seal { segment, buf } => {
-                let Ground { base, space, log, .. } = &mut self.ground;
-                if log.seal_done(base, space, (segment, buf), result).is_err() {
-                    self.device_failed();
+                let Ground { base, space, log, .. } = ground;
+                let sealed = log.seal_done(base, space, (segment, buf), result);
+                self.or_dead(sealed);
+            }
+            Io::Sync => match ground.sync_done(result) {
+                Ok(()) => {
+                    ground.recheck_all();
+                    self.sync(now);
                 }
+                Err(DeviceFailed) => self.device_failed(),
+            },
+            Io::Cached(index) => self.cached_done(index, result),
+            Io::Fetch(index) => {
+                let (op, result) = self.peers.fetch_done(ground, index, result);
+                self.front.complete(ground, op, result);
             }
-            Io::Sync => self.sync_done(now, result),
-            Io::Cached(read) => self.cached_done(read, result),
-            Io::Fetch(read) => self.fetch_done(read, result),
-            Io::Miss(read) => self.miss_done(now, read, result),
-            Io::Direct { op } => self.direct_done(now, op, result),
-            Io::DirectFlush { op, covers } => self.direct_flush_done(now, op, covers, result),
-            Io::DrainRead { piece, start, end } => {
-                self.drain.read_done(&mut self.ground, piece, (start, end), result);
+            Io::Miss(index) => {
+                let op = match self.front.miss_done(ground, now, index, result) {
+                    Ok(arrived) => {
+                        self.cache.admit(ground, now, arrived.place(), arrived.buf());
+                        arrived.op()
+                    }
+                    Err(op) => op,
+                };
+                self.front.is_nearer(ground, op);
             }
-            Io::DrainWrite { piece } => self.drain.write_done(&mut self.ground, now, piece, result),
-            Io::DrainZeroes { drain } => self.drain.zeroes_done(&mut self.ground, now, drain, result),
+            Io::Direct { op } => self.front.direct_done(ground, now, op, result),
+            Io::DirectFlush { op, covers } => {
+                let id = self.front.volume_of(op);
+                if self.front.note_flush(ground, now, (op, covers), result) {
+                    self.drain.distrust(ground, id);
+                    self.drain.update(ground, id);
+                }
+                self.front.flush_done(ground, op, result);
+            }
+            Io::DrainRead { piece, start, end } => self.drain.read_done(ground, piece, (start, end), result),
+            Io::DrainWrite { piece } => self.drain.write_done(ground, now, piece, result),
+            Io::DrainZeroes { drain } => self.drain.zeroes_done(ground, now, drain, result),
             Io::DrainFlush { volume, covers } => {
-                self.drain.flush_done(&mut self.ground, now, (volume, covers), result);
+                self.drain.flush_done(ground, now, (volume, covers), result);
             }
-            Io::ReclaimSummary => self.cache.reclaim_summary_done(&mut self.ground, result),
-            Io::ReclaimRead { start, end } => {
-                self.cache.reclaim_read_done(&mut self.ground, (start, end), result);
-            }
-            Io::CheckpointWrite { buf } => match self.checkpoint.write_done(&mut self.ground, buf, result) {
-                Ok(true) => self.pump_sync(now),
+            Io::ReclaimSummary => self.cache.reclaim_summary_done(ground, result),
+            Io::ReclaimRead { start, end } => self.cache.reclaim_read_done(ground, (start, end), result),
+            Io::CheckpointWrite { buf } => match self.checkpoint.write_done(ground, buf, result) {
+                Ok(true) => self.sync(now),
                 Ok(false) => {}
                 Err(DeviceFailed) => self.device_failed(),
             },
             Io::CheckpointSync => {
-                if self.checkpoint.sync_done(&mut self.ground, result).is_err() {
-                    self.device_failed();
-                }
+                let synced = self.checkpoint.sync_done(ground, result);
+                self.or_dead(synced);
             }
             Io::Verify { volume, block, blocks, buf } => {
-                self.verify_done(now, volume, block, blocks, buf, result)
+                self.verify_done(now, volume, (block, blocks), buf, result);
             }
             Io::Disown { volume } => self.disown_done(now, volume, result),
             Io::FrameRead { frame, start, end } => {
-                self.drain.frame_read_done(&mut self.ground, frame, (start, end), result);
+                self.drain.frame_read_done(ground, frame, (start, end), result);
             }
-            Io::FrameWrite { frame } => self.drain.frame_write_done(&mut self.ground, now, frame, result),
-            Io::RedoCommit { volume } => self.drain.commit_done(&mut self.ground, now, volume, result),
-            Io::RedoTrim { volume } => self.drain.trim_done(&mut self.ground, now, volume, result),
-            Io::RedoNote { volume } => self.drain.note_done(&mut self.ground, now, volume, result),
+            Io::FrameWrite { frame } => self.drain.frame_write_done(ground, now, frame, result),
+            Io::RedoCommit { volume } => self.drain.commit_done(ground, now, volume, result),
+            Io::RedoTrim { volume } => self.drain.trim_done(ground, now, volume, result),
+            Io::RedoNote { volume } => self.drain.note_done(ground, now, volume, result),
             Io::Snapshot { volume } => self.snapshot_done(now, volume, result),
             Io::Resize { volume } => self.resize_done(now, volume, result),
         }
+    }
+
+    fn or_dead(&mut self, result: Result<(), DeviceFailed>) {
+        if result.is_err() {
+            self.device_failed();
+        }
+    }
+
+    /// The device has answered a read of a client's.
+    fn cached_done(&mut self, index: u32, result: Result<(), IoError>) {
+        let op = self.front.cached_done(&mut self.ground, index, result);
+        while let Some(bad) = self.front.next_bad_read() {
+            self.repair_for(bad);
+        }
+        self.front.is_nearer(&mut self.ground, op);
+    }
+
+    /// A read waits for the repair of a dirty block, or fails since the block is lost.
+    fn repair_for(&mut self, bad: BadRead) {
+        let (id, block, position) = (bad.volume(), bad.block(), bad.position());
+        if self.peers.repair(&mut self.ground, id, block, position) {
+            return self.peers.wait_for_repair(Reader::new(bad.op(), id, block, bad.buf()));
+        }
+        self.ground.lose_for_good(id, block, position);
+        self.front.fail_read(bad.op());
+        self.front.is_nearer(&mut self.ground, bad.op());
     }
 
     /// An append has been written: what it and those behind it have brought takes effect.
@@ -264,7 +283,7 @@ impl Engine {
             self.publish(now, &append);
             if mutated!(AckBeforeWritten) {
                 for op in self.ground.log.take_next_ops(stream) {
-                    self.op_published(now, op, append.number());
+                    self.front.published(&mut self.ground, now, op, append.number());
                 }
             }
             self.ground.log.put_away(&mut self.ground.base, append);
@@ -272,6 +291,7 @@ impl Engine {
         self.ground.log.write_summaries(&mut self.ground.base, &mut self.ground.space);
     }
 
+    /// The records of an append take effect.
     fn publish(&mut self, now: Nanos, append: &Append) {
         let mut moves = false;
         for (record, entries) in append.records() {
@@ -279,178 +299,223 @@ impl Engine {
                 RecordKind::Write => self.publish_write(now, record, entries),
                 RecordKind::Fill => self.cache.fill(&mut self.ground, record, entries),
                 RecordKind::Move => {
+                    moves = true;
                     for &object in self.cache.moved(&mut self.ground, record, entries) {
                         self.drain.note_moved(&mut self.ground, record.volume(), object, now);
                     }
                 }
             }
-            moves |= record.kind() == RecordKind::Move;
-            self.settle();
+            self.settle(now);
         }
         if moves {
-            if append.is_repair() { self.repaired() } else { self.cache.end_move() }
+            if append.is_repair() {
+                self.peers.repaired(&mut self.ground)
+            } else {
+                self.cache.end_move()
+            }
+            self.settle(now);
         }
-        self.note_places(append);
+        self.peers.note_places(&self.ground, append);
         self.ground.note_published(append);
         if append.stream() == Stream::Log {
             for &op in append.ops() {
-                self.op_published(now, op, append.number());
+                self.front.published(&mut self.ground, now, op, append.number());
             }
-            self.pump_sync(now);
+            self.sync(now);
         }
     }
 
-    fn client_request(&mut self, now: Nanos, request: Request) {
-        let incoming = match request.op {
-            Op::Record { .. } => self.admit_record(&request).map(Some),
-            _ => self.admit_request(&request).map(|()| None),
-        };
-        if let Err(error) = incoming {
-            if let Some(Some(volume)) = self.ground.volumes.get_mut(request.volume.0 as usize) {
-                volume.count.errors += 1;
-            }
-            self.ground.base.out.reply(request.id, Err(error));
-            return;
-        }
-        let block = BLOCK_BYTES as u64;
-        let first_block = request.offset / block;
-        let blocks = (request.offset + request.len).div_ceil(block) - first_block;
-        let fua = request.op.is_fua();
-        let volume = self.ground.volume_mut(request.volume);
-        volume.requests += 1;
-        volume.flushes |= fua;
-        self.device_reads.note_request(request.volume);
-        let id = self.ops.insert(ClientOp {
-            request,
-            first_block,
-            blocks,
-            edges: [None, None],
-            stage: Stage::Waiting,
-            error: None,
-            waiting: 0,
-            logged: 0,
-            unpublished: 0,
-            sequence: 0,
-            locked: false,
-            direct: false,
-            invalidated: false,
-            barrier: 0,
-            durable: fua,
-            held_since: now,
-            incoming: incoming.unwrap_or_default(),
-        });
-        match request.op {
-            Op::Record { .. } => self.start_record(id, incoming.expect("checked").expect("a record")),
-            Op::Flush => self.start_flush(now, id),
-            Op::Fetch { sequence } => self.start_fetch(id, sequence),
-            _ if request.len == 0 => self.complete(id, Ok(())),
-            Op::Read | Op::Prefetch => self.start_read(id),
-            Op::Block { crc } => self.start_block(id, crc),
-            Op::Write { .. } | Op::Discard { .. } | Op::WriteZeroes { .. } => self.start_change(id),
-        }
-    }
-
-    fn admit_request(&self, request: &Request) -> Result<(), RequestError> {
-        let volume = self.ground.volumes.get(request.volume.0 as usize).and_then(Option::as_ref);
-        let takes = |v: &Volume| match request.op {
-            Op::Block { .. } | Op::Fetch { .. } => v.replica.is_some(),
-            Op::Flush => v.attached || v.replica.is_some(),
-            _ => v.attached,
-        };
-        let volume = volume.filter(|v| takes(v) && !v.closing && self.ground.base.stopping.is_none());
-        let volume = volume.ok_or(RequestError::Shutdown)?;
-        let sector = SECTOR_BYTES as u64;
-        let end = request.offset.checked_add(request.len).ok_or(RequestError::Invalid)?;
-        let size_bytes = match request.op {
-            // The last one, too, of a volume that ends within it.
-            Op::Block { .. } => volume.spec.size_bytes.next_multiple_of(BLOCK_BYTES as u64),
-            _ => volume.spec.size_bytes,
-        };
-        if !request.offset.is_multiple_of(sector) || !request.len.is_multiple_of(sector) || end > size_bytes {
-            return Err(RequestError::Invalid);
-        }
-        if request.len > RANGE_BYTES_MAX {
-            return Err(RequestError::Invalid);
-        }
-        let changes =
-            !matches!(request.op, Op::Read | Op::Prefetch | Op::Flush | Op::Block { .. } | Op::Fetch { .. });
-        if changes && volume.spec.read_only {
-            return Err(RequestError::ReadOnly);
-        }
-        if volume.is_refusing() || self.ground.base.dead && volume.replica.is_some() {
-            return Err(RequestError::Io);
-        }
-        if matches!(request.op, Op::Fetch { .. }) {
-            let bytes = request.buf.expect("a record is read into a buffer").len as usize;
-            assert_eq!((bytes, request.len), (FETCH_BYTES, 0), "a buffer holds every record");
-        }
-        let carries = matches!(request.op, Op::Read | Op::Prefetch | Op::Write { .. } | Op::Block { .. });
-        if carries && request.len > 0 {
-            let buf = request.buf.expect("a read or write has a buffer");
-            let bytes = buffer_bytes(request.offset, request.len);
-            assert!(bytes <= REQUEST_BYTES_MAX, "front doors split requests");
-            assert_eq!(buf.len as usize, bytes, "a buffer covers its blocks");
-        }
-        Ok(())
-    }
-
-    /// A record of the log takes effect.
-    pub(crate) fn publish_write(&mut self, now: Nanos, record: &Built, entries: &[BuiltEntry]) {
-        let vid = record.volume();
-        let mut i = 0;
-        while i < entries.len() {
-            let entry = entries[i].entry();
-            match entry.kind() {
+    /// A record of changes takes effect.
+    fn publish_write(&mut self, now: Nanos, record: &Built, entries: &[BuiltEntry]) {
+        let id = record.volume();
+        let mut left = entries;
+        while let Some(first) = left.first() {
+            let entry = first.entry();
+            let n = if entry.has_data() { run_length(left) } else { 1 };
+            let (run, rest) = left.split_at(n);
+            left = rest;
+            let blocks = if entry.has_data() { n as u64 } else { u64::from(entry.value()) };
+            let range = entry.block()..entry.block() + blocks;
+            let dirtied = match entry.kind() {
                 Some(EntryKind::Data) => {
-                    let n = run_length(&entries[i..]);
                     if !mutated!(WriteKeepsFills) {
-                        self.ground.overtake(vid, entry.block(), n as u64);
+                        self.ground.overtake(id, range.start, blocks);
                     }
-                    self.ground.budget.note_published(n as u64);
-                    let (volume, space) = self.ground.volume_and_space(vid);
-                    volume.unpublished_blocks -= n as u64;
-                    let crcs = entries[i..i + n].iter().map(|built| built.entry().value());
-                    volume.ledger.write(space, now, (entry.block(), entries[i].position()), crcs);
-                    let last = entry.block() + if mutated!(CrossingRunQueuedOnce) { 0 } else { n as u64 - 1 };
-                    let objects = objects_of(entry.block()..last + 1);
-                    self.drain.note_dirty(&mut self.ground, (vid, record.sequence()), objects, now);
-                    i += n;
-                    continue;
+                    self.ground.note_data_published(id, blocks);
+                    let (volume, space) = self.ground.volume_and_space(id);
+                    let crcs = run.iter().map(|built| built.entry().value());
+                    volume.ledger.write(space, now, (range.start, first.position()), crcs);
+                    if mutated!(CrossingRunQueuedOnce) { range.start..range.start + 1 } else { range }
                 }
-                Some(EntryKind::Discard | EntryKind::WriteZeroes) => {
-                    let blocks = u64::from(entry.value());
+                Some(kind @ (EntryKind::Discard | EntryKind::WriteZeroes)) => {
                     if !mutated!(DiscardKeepsFills) {
-                        self.ground.overtake(vid, entry.block(), blocks);
+                        self.ground.overtake(id, range.start, blocks);
                     }
-                    let (volume, space) = self.ground.volume_and_space(vid);
-                    let keep = entry.kind() == Some(EntryKind::WriteZeroes);
-                    let range = entry.block()..entry.block() + blocks;
-                    volume.ledger.zero(space, now, range.clone(), keep);
-                    let what = (vid, record.sequence());
-                    self.drain.note_dirty(&mut self.ground, what, objects_of(range), now);
-                    self.ground.budget.note_extents_changed();
+                    let (volume, space) = self.ground.volume_and_space(id);
+                    volume.ledger.zero(space, now, range.clone(), kind == EntryKind::WriteZeroes);
+                    range
                 }
                 Some(EntryKind::Invalidate) => {
-                    self.ground.overtake(vid, entry.block(), u64::from(entry.value()));
-                    self.ground.drop_blocks(vid, entry.block(), u64::from(entry.value()));
+                    self.ground.overtake(id, range.start, blocks);
+                    self.ground.drop_blocks(id, range.start, blocks);
+                    continue;
                 }
                 Some(EntryKind::Void) | None => unreachable!("not in a write record"),
+            };
+            self.drain.note_dirty(&mut self.ground, (id, record.sequence()), objects_of(dirtied), now);
+            if !entry.has_data() {
+                self.ground.budget.note_extents_changed();
             }
-            i += 1;
         }
-        let volume = self.ground.volume_mut(vid);
+        let volume = self.ground.volume_mut(id);
         volume.log.publish(record.sequence(), record.header_crc());
-        let volume = self.ground.volume(vid);
         if !volume.is_dirty() {
-            self.drain.update(&mut self.ground, vid);
+            self.drain.update(&mut self.ground, id);
         }
     }
 
-    fn advance_checkpoint_pages(&mut self) {
-        if !self.checkpoint.is_idle() && self.ground.base.pools.checkpoint.available() > 0 {
-            self.checkpoint.advance(&mut self.ground);
+    /// Acts on what rooms have found out, until there is nothing more.
+    pub(crate) fn settle(&mut self, now: Nanos) {
+        loop {
+            if let Some(bad) = self.ground.bad.next_found() {
+                self.repair_or_lose(bad);
+            } else if let Some((reader, is_known)) = self.peers.next_reader() {
+                self.read_on(&reader, is_known);
+            } else if let Some(consequence) = self.ground.base.consequences.pop() {
+                self.act(now, consequence);
+            } else {
+                return;
+            }
         }
     }
+
+    fn act(&mut self, now: Nanos, consequence: Consequence) {
+        match consequence {
+            Consequence::Fenced(id) => self.answer_waiting(id, ControlError::Backend(IoError::Fenced)),
+            Consequence::Failed(id) => {
+                let lost = self.ground.volume(id).ledger.blocks().lost;
+                self.answer_waiting(id, ControlError::Lost(lost));
+            }
+            Consequence::Disown(id) => self.disown(now, id),
+            Consequence::Drained(id) => self.front.release_drained(&mut self.ground, id),
+        }
+    }
+
+    /// A read need not wait for a repair any longer.
+    fn read_on(&mut self, reader: &Reader, is_known: bool) {
+        match is_known {
+            true => self.front.read_blocks(&mut self.ground, reader.op(), reader.block(), reader.buf()),
+            false => self.front.fail_read(reader.op()),
+        }
+        self.front.is_nearer(&mut self.ground, reader.op());
+    }
+
+    /// A dirty copy has no good content. With none at the peer either the block is lost; if only a group needed the copy, the block's
+    /// newer content goes on without the older.
+    fn repair_or_lose(&mut self, bad: BadCopy) {
+        let (id, block, position) = (bad.volume(), bad.block(), bad.position());
+        if self.ground.volume(id).ledger.index().lookup(block) == Lookup::At(position) {
+            if !self.peers.repair(&mut self.ground, id, block, position) {
+                self.ground.lose_for_good(id, block, position);
+            }
+            return;
+        }
+        let (volume, space) = self.ground.volume_and_space(id);
+        let lost = !bad.is_current_only() && volume.ledger.lose_frozen(space, block, position);
+        if lost && self.ground.base.dead {
+            // Its group would be no state that the volume ever had.
+            self.ground.fail(id);
+        }
+    }
+
+    /// A client's request, or one of another host's.
+    fn request(&mut self, now: Nanos, request: Request) {
+        let incoming = match request.op {
+            Op::Record { .. } => self.peers.admit_record(&self.ground, &request).map(Some),
+            _ => admit(&self.ground, &request).map(|()| None),
+        };
+        let incoming = match incoming {
+            Ok(incoming) => incoming,
+            Err(error) => {
+                if let Some(Some(volume)) = self.ground.volumes.get_mut(request.volume.0 as usize) {
+                    volume.count.errors += 1;
+                }
+                return self.ground.base.out.reply(request.id, Err(error));
+            }
+        };
+        let (ground, id) = (&mut self.ground, request.volume);
+        let op = self.front.admit(now, request, incoming);
+        match request.op {
+            Op::Record { .. } => {
+                let incoming = incoming.expect("an admitted record");
+                self.peers.take_record(ground, id, incoming);
+                self.front.log_record(op, incoming);
+            }
+            Op::Flush => {
+                self.drain.cut(ground, now, id, true);
+                if self.front.start_flush(ground, now, op) {
+                    self.sync(now);
+                }
+            }
+            Op::Fetch { sequence } => {
+                let buf = request.buf.expect("a record is read into a buffer");
+                if let Err(error) = self.peers.start_fetch(ground, (id, sequence), op, buf) {
+                    self.front.complete(ground, op, Err(error));
+                }
+            }
+            _ if request.len == 0 => self.front.complete(ground, op, Ok(())),
+            Op::Read | Op::Prefetch => self.front.start_read(ground, op),
+            Op::Block { crc } => self.front.start_block(ground, op, crc),
+            Op::Write { .. } | Op::Discard { .. } | Op::WriteZeroes { .. } => {
+                self.front.start_change(ground, op);
+            }
+        }
+    }
+}
+
+/// Whether a request that is no record may be begun.
+fn admit(ground: &Ground, request: &Request) -> Result<(), RequestError> {
+    let volume = ground.volumes.get(request.volume.0 as usize).and_then(Option::as_ref);
+    let volume = volume.filter(|volume| match request.op {
+        Op::Block { .. } | Op::Fetch { .. } => volume.is_copy(),
+        Op::Flush => volume.attached || volume.is_copy(),
+        _ => volume.attached,
+    });
+    let volume = volume.filter(|volume| !volume.closing && ground.base.stopping.is_none());
+    let volume = volume.ok_or(RequestError::Shutdown)?;
+    let sector = SECTOR_BYTES as u64;
+    let end = request.offset.checked_add(request.len).ok_or(RequestError::Invalid)?;
+    let size_bytes = match request.op {
+        // The last one, too, of a volume that ends within it.
+        Op::Block { .. } => volume.spec.size_bytes.next_multiple_of(BLOCK_BYTES as u64),
+        _ => volume.spec.size_bytes,
+    };
+    if !request.offset.is_multiple_of(sector) || !request.len.is_multiple_of(sector) || end > size_bytes {
+        return Err(RequestError::Invalid);
+    }
+    if request.len > RANGE_BYTES_MAX {
+        return Err(RequestError::Invalid);
+    }
+    let changes =
+        !matches!(request.op, Op::Read | Op::Prefetch | Op::Flush | Op::Block { .. } | Op::Fetch { .. });
+    if changes && volume.spec.read_only {
+        return Err(RequestError::ReadOnly);
+    }
+    if volume.is_refusing() || ground.base.dead && volume.is_copy() {
+        return Err(RequestError::Io);
+    }
+    if matches!(request.op, Op::Fetch { .. }) {
+        let bytes = request.buf.expect("a record is read into a buffer").len as usize;
+        assert_eq!((bytes, request.len), (FETCH_BYTES, 0), "a buffer holds every record");
+    }
+    let carries = matches!(request.op, Op::Read | Op::Prefetch | Op::Write { .. } | Op::Block { .. });
+    if carries && request.len > 0 {
+        let buf = request.buf.expect("a read or write has a buffer");
+        let bytes = buffer_bytes(request.offset, request.len);
+        assert!(bytes <= REQUEST_BYTES_MAX, "front doors split requests");
+        assert_eq!(buf.len as usize, bytes, "a buffer covers its blocks");
+    }
+    Ok(())
 }
 
 /// Data blocks at the start of `entries` that follow each other in the volume and on the device.

@@ -11,13 +11,28 @@ use crate::blocks::bad::Bad;
 use crate::blocks::budget::Budget;
 use crate::blocks::extents::{self, Extents};
 use crate::blocks::index::{Lookup, Position};
+use crate::blocks::own::Source;
 use crate::blocks::space::Space;
 use crate::control::volume::Volume;
 use crate::format::{ExtentKind, Geometry, RecordKind, Stream};
-use crate::log::build::{Append, Builder, BuiltEntry};
-use crate::log::copy::room_of;
+use crate::log::build::{Append, Builder, BuiltEntry, RecordFields};
+use crate::log::copy::{Incoming, is_zeroes, room_of};
 use crate::log::stable::{Look, Waiting};
 use crate::log::{Log, Want};
+use crate::recovery::replay::decode_record;
+
+/// Where a stretch of blocks is found.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Found {
+    /// The volume whose index has it, or whose image.
+    pub(crate) volume: VolumeId,
+    /// What the index of that volume says.
+    pub(crate) lookup: Lookup,
+    /// No index has it, and no image: it reads as zero.
+    pub(crate) hole: bool,
+    /// How many blocks are like the first one.
+    pub(crate) blocks: u32,
+}
 
 /// What the rooms of one cache device share.
 pub(crate) struct Ground {
@@ -368,5 +383,145 @@ impl Ground {
         if result == Err(IoError::Fenced) {
             self.note_backend_result(now, id, result);
         }
+    }
+
+    /// The owner of a copy is told that it may send so much more.
+    pub(crate) fn grant(&mut self, id: VolumeId, room: Room) {
+        self.budget.reserve(room);
+        self.volume_mut(id).reserve.grant(room);
+    }
+
+    /// The owner of a copy is not heard any more: what it was told of room is others' again.
+    pub(crate) fn withdraw_room(&mut self, id: VolumeId) {
+        let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
+        if let Some(volume) = volume.filter(|volume| volume.is_copy()) {
+            self.budget.release(volume.reserve.withdraw());
+            self.base.out.stir();
+        }
+    }
+
+    /// What waited for the log of a copy does not wait any more.
+    pub(crate) fn forget_pending_room(&mut self, id: VolumeId) {
+        if let Some(volume) = self.volumes[id.0 as usize].as_mut() {
+            self.budget.release(volume.reserve.forget_pending());
+        }
+    }
+
+    /// Puts a record of the owner's, which is in `buf`, into an append as it is; false when there is no room for the whole of it.
+    pub(crate) fn take_record(
+        &mut self,
+        builder: &mut Builder,
+        id: VolumeId,
+        incoming: Incoming,
+        buf: Buf,
+    ) -> bool {
+        let (blocks, entries) = incoming.size();
+        if !builder.has_room_for(blocks, entries) {
+            return false;
+        }
+        let header = buf.slice(0, BLOCK_BYTES);
+        let record = decode_record(self.base.arena.bytes(header)).expect("it was read when it came");
+        builder.begin_record(id, RecordKind::Write);
+        let mut from = BLOCK_BYTES;
+        for entry in record.entries {
+            if entry.has_data() {
+                let to = builder.push_data(&self.space, entry.block(), entry.value(), 0);
+                self.base.arena.copy(buf.slice(from, BLOCK_BYTES), to);
+                from += BLOCK_BYTES;
+                continue;
+            }
+            let kind = entry.kind().expect("it was looked at when it came");
+            builder.push_range(kind, entry.block(), entry.value());
+            self.budget.add_extents(usize::from(is_zeroes(Some(kind))));
+        }
+        self.note_data_built(id, u64::from(blocks));
+        let volume = self.volume_mut(id);
+        volume.reserve.note_built(incoming.room());
+        self.budget.release(incoming.room());
+        self.end_record(builder, id, incoming.sequence());
+        true
+    }
+
+    /// Ends a record of a volume, which is the next one in its log.
+    pub(crate) fn end_record(&mut self, builder: &mut Builder, id: VolumeId, sequence: u64) {
+        let volume = self.volumes[id.0 as usize].as_mut().expect("its record is being built");
+        let fields = RecordFields::next(volume.spec.generation, sequence, &volume.log);
+        let chain = builder.end_record(&mut self.base, &self.space, fields);
+        volume.log.build(sequence, chain);
+    }
+
+    /// Data blocks are in a record that is being built.
+    pub(crate) fn note_data_built(&mut self, id: VolumeId, blocks: u64) {
+        self.budget.note_built(blocks);
+        self.volume_mut(id).unpublished_blocks += blocks;
+    }
+
+    /// Data blocks of a record take effect.
+    pub(crate) fn note_data_published(&mut self, id: VolumeId, blocks: u64) {
+        self.budget.note_published(blocks);
+        self.volume_mut(id).unpublished_blocks -= blocks;
+    }
+
+    /// Blocks that the volume may still dirty.
+    pub(crate) fn quota_left(&self, id: VolumeId) -> u64 {
+        let volume = self.volume(id);
+        let used = volume.ledger.held() + volume.unpublished_blocks + volume.reserve.blocks();
+        let own = (self.dirty_bytes_max(id) / BLOCK_BYTES as u64).saturating_sub(used);
+        own.min(self.blocks_left())
+    }
+
+    /// Blocks that all volumes together may still dirty, beside what owners of replicas were told.
+    pub(crate) fn blocks_left(&self) -> u64 {
+        self.budget.blocks_left(&self.space)
+    }
+
+    /// Whether any of the blocks is dirty. What is on its way to the image stays so until it is flushed there, and zeroes are
+    /// forgotten then.
+    pub(crate) fn has_dirty(&self, id: VolumeId, first: u64, end: u64) -> bool {
+        let volume = self.volume(id);
+        if volume.ledger.dirty() == 0 && !volume.is_dirty() {
+            return false;
+        }
+        let is_dirty = |found, n| match found {
+            Lookup::At(position) => (position..position + n).any(|p| self.space.marks.is_dirty(p)),
+            Lookup::Zero => true,
+            Lookup::Absent | Lookup::Lost => false,
+        };
+        volume.ledger.index().any(first..end, is_dirty)
+    }
+
+    /// Whether the only copy of any of the blocks is lost.
+    pub(crate) fn has_lost(&self, id: VolumeId, first: u64, end: u64) -> bool {
+        let index = self.volume(id).ledger.index();
+        index.blocks().lost > 0 && index.any(first..end, |found, _| found == Lookup::Lost)
+    }
+
+    /// Whether the index knows anything about the blocks.
+    pub(crate) fn is_known(&self, id: VolumeId, first: u64, end: u64) -> bool {
+        self.volume(id).ledger.index().any(first..end, |found, _| found != Lookup::Absent)
+    }
+
+    /// Where a block of a volume is found, and how many of the next `n` are like it.
+    pub(crate) fn find(&self, id: VolumeId, block: u64, n: u32) -> Found {
+        let (mut id, mut n) = (id, n);
+        loop {
+            let volume = self.volume(id);
+            let (lookup, blocks) = volume.ledger.index().lookup_run(block, n);
+            let found = Found { volume: id, lookup, hole: false, blocks };
+            if lookup != Lookup::Absent {
+                return found;
+            }
+            let (source, blocks) = volume.source(block, blocks);
+            let parent = volume.parent.filter(|_| volume.mode != Mode::Off);
+            match (source, parent) {
+                (Source::Parent, Some(parent)) => (id, n) = (parent, blocks),
+                _ => return Found { hole: source == Source::Hole, blocks, ..found },
+            }
+        }
+    }
+
+    /// Something has changed for operations of all volumes that wait in the front.
+    pub(crate) fn recheck_all(&mut self) {
+        self.volumes.iter_mut().flatten().for_each(|volume| volume.recheck = true);
     }
 }

@@ -11,6 +11,8 @@ pub(crate) enum Consequence {
     Fenced(VolumeId),
     /// Something of the volume is lost that cannot be named.
     Failed(VolumeId),
+    /// The image's record is no longer to name the cache device, which has failed.
+    Disown(VolumeId),
     /// More of the volume may be in its image or its redo than before.
     Drained(VolumeId),
 }

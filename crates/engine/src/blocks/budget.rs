@@ -20,6 +20,74 @@ pub(crate) struct Budget {
     extents_changed: bool,
 }
 
+/// What the owner of a copy was told that it may send, and what of that is on its way into the log.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Reserve {
+    /// What the owner was told and has not used yet.
+    granted: Room,
+    /// What records take that wait for the log, and what those take that the cache device does not have yet.
+    pending: Room,
+    unpublished: Room,
+}
+
+impl Reserve {
+    /// What the owner was told and has not used yet.
+    pub(crate) fn granted(&self) -> Room {
+        self.granted
+    }
+
+    /// What the owner may send behind what the cache device has.
+    pub(crate) fn told(&self) -> Room {
+        let mut told = self.granted;
+        told += self.unpublished;
+        told
+    }
+
+    /// Ranges of zeroes that are kept free.
+    pub(crate) fn ranges(&self) -> u64 {
+        self.granted.ranges + self.pending.ranges
+    }
+
+    /// Blocks that are kept free.
+    pub(crate) fn blocks(&self) -> u64 {
+        (self.granted.bytes + self.pending.bytes) / BLOCK_BYTES as u64
+    }
+
+    /// The owner is told of more.
+    pub(crate) fn grant(&mut self, room: Room) {
+        self.granted += room;
+    }
+
+    /// The owner is not heard any more. Returns what it has not used.
+    pub(crate) fn withdraw(&mut self) -> Room {
+        std::mem::take(&mut self.granted)
+    }
+
+    /// A record has come that takes so much.
+    pub(crate) fn begin(&mut self, room: Room) {
+        self.granted -= room;
+        self.pending += room;
+        self.unpublished += room;
+    }
+
+    /// A record is built that takes so much.
+    pub(crate) fn note_built(&mut self, room: Room) {
+        self.pending -= room;
+    }
+
+    /// The cache device has a record that takes so much.
+    pub(crate) fn note_published(&mut self, room: Room) {
+        self.unpublished -= room;
+    }
+
+    /// What waited for the log does not wait any more. Returns what that took.
+    pub(crate) fn forget_pending(&mut self) -> Room {
+        let pending = std::mem::take(&mut self.pending);
+        self.unpublished -= pending;
+        pending
+    }
+}
+
 impl Budget {
     /// Data blocks are in a record that is built.
     pub(crate) fn note_built(&mut self, blocks: u64) {

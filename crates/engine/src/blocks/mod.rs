@@ -9,5 +9,4 @@ pub mod index;
 pub(crate) mod ledger;
 pub mod marks;
 pub(crate) mod own;
-pub(crate) mod parent;
 pub(crate) mod space;

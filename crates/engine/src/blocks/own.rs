@@ -3,10 +3,9 @@
 //! Who opens the image finds out which objects there are. From then on nobody else writes the image, and what this core sends there
 //! it adds. An object that is not there is a hole, which reads as zero, or comes from the image's parent.
 
-use crate::api::{BLOCK_BYTES, ControlError, VolumeId};
+use crate::api::BLOCK_BYTES;
 use crate::base::mutation::mutated;
 use crate::blocks::index::OBJECT_BLOCKS;
-use crate::engine::Engine;
 
 /// Bytes of the image for which one bit of an [`OwnObjects`] stands.
 pub const OBJECT_BYTES: u64 = (OBJECT_BLOCKS * BLOCK_BYTES) as u64;
@@ -84,36 +83,12 @@ impl OwnObjects {
     }
 
     /// Takes in what was found of the image, beside what is known to have been written since.
-    fn find(&mut self, found: &OwnObjects) {
+    pub(crate) fn find(&mut self, found: &OwnObjects) {
         for (i, word) in self.words.iter_mut().enumerate() {
             let theirs = found.words.get(i).copied().unwrap_or(u64::MAX);
             *word = if mutated!(LinkForgetsWritten) { theirs } else { *word | theirs };
         }
         self.inherited_bytes = found.inherited_bytes;
-    }
-}
-
-impl Engine {
-    /// From now on it is known what the image of volume `id` has of its own: `found` is what it had when it was opened. Before that,
-    /// everything counts as own.
-    ///
-    /// # Errors
-    /// The volume is not there or not attached.
-    pub fn set_own(&mut self, id: VolumeId, found: &OwnObjects) -> Result<(), ControlError> {
-        self.check_attached(id)?;
-        let volume = self.ground.volume_mut(id);
-        volume.own.find(found);
-        volume.own_known = true;
-        Ok(())
-    }
-
-    /// The volume is there and has its backend.
-    pub(crate) fn check_attached(&self, id: VolumeId) -> Result<(), ControlError> {
-        match self.ground.volumes.get(id.0 as usize).and_then(Option::as_ref) {
-            None => Err(ControlError::Gone),
-            Some(volume) if !volume.attached || volume.closing => Err(ControlError::Detached),
-            Some(_) => Ok(()),
-        }
     }
 }
 

@@ -84,9 +84,9 @@ impl Engine {
             self.ground.base.out.stir();
             return self.ground.base.out.control_done(control, Err(error));
         }
-        let volume = self.ground.volume(id);
+        let _volume = self.ground.volume(id);
         if !stopping {
-            if volume.requests > 0 || volume.published < volume.entered {
+            if !self.front.is_idle(id) {
                 return;
             }
             self.ground.volume_mut(id).task = Task::Detach { control, stopping: true, until };
@@ -98,6 +98,8 @@ impl Engine {
             volume.let_go();
             // Which group its dirty objects wait for is known again when there are groups again.
             self.drain.let_go(id);
+            self.front.add(id, self.ground.volume(id).log.published());
+            self.peers.add(id);
             self.ground.count_quotas();
             self.ground.budget.note_extents_changed();
             self.ground.base.out.stir();
@@ -137,7 +139,7 @@ impl Engine {
         }
         let unflushed = volume.backend.wants_flush() && !volume.fenced || volume.backend.is_flushing();
         let drains = self.drain.is_in_flight(id);
-        let in_flight = repairs || drains || volume.backend.is_disowning() || volume.direct_in_flight > 0;
+        let in_flight = repairs || drains || volume.backend.is_disowning() || self.front.is_direct(id);
         let sequence = volume.log.published();
         let unstable = volume.log.durable() < sequence;
         if unstable {

@@ -1,8 +1,11 @@
 //! Control: volumes come, change and go; what is told about them.
 
+mod copies;
 mod detach;
 mod failure;
 mod mode;
+mod pairing;
+mod parents;
 pub(crate) mod resize;
 pub(crate) mod snapshot;
 pub(crate) mod volume;
@@ -158,7 +161,10 @@ impl Engine {
         self.ground.volumes[at] = Some(Box::new(volume));
         self.ground.count_quotas();
         let id = VolumeId(at as u16);
+        let published = self.ground.volume(id).log.published();
+        self.front.add(id, published);
         self.drain.add(id);
+        self.peers.add(id);
         self.ground.base.out.stir();
         let on_failure = Err(ControlError::Device);
         self.checkpoint.wait(Waiter { control, on_failure, added: Some(id) });
@@ -173,7 +179,7 @@ impl Engine {
     /// See [`AddError`]; nothing has changed then.
     pub fn attach(&mut self, now: Nanos, id: VolumeId, attach: Attach, control: u64) -> Result<(), AddError> {
         let volume = self.ground.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
-        let volume = volume.filter(|v| !v.attached && v.published == v.entered && v.task == Task::None);
+        let volume = volume.filter(|v| !v.attached && self.front.is_published(id) && v.task == Task::None);
         let volume = volume.ok_or(AddError::NotDetached)?;
         let spec = VolumeSpec {
             size_bytes: attach.size_bytes,
@@ -188,14 +194,14 @@ impl Engine {
         check_spec(&spec)?;
         let blocks = spec.size_bytes.div_ceil(BLOCK_BYTES as u64);
         let old_blocks = volume.blocks();
-        if blocks < old_blocks && self.has_dirty(id, blocks, old_blocks) {
+        if blocks < old_blocks && self.ground.has_dirty(id, blocks, old_blocks) {
             return Err(AddError::Shrunk(spec.size_bytes));
         }
         if blocks < old_blocks {
             self.ground.forget_blocks(id, blocks, old_blocks - blocks);
         }
         let dead = self.ground.base.dead;
-        self.withdraw_room(id);
+        self.ground.withdraw_room(id);
         let volume = self.ground.volume_mut(id);
         volume.mode = if dead { Mode::WriteAround } else { spec.mode };
         volume.own = OwnObjects::none(spec.size_bytes);
@@ -203,11 +209,10 @@ impl Engine {
         volume.spec = spec;
         volume.attached = true;
         volume.degraded = Degraded::No;
-        // A flush of the owner's to its copy says nothing about clients that are still to come.
-        volume.replica = None;
+        volume.promised = None;
         volume.copy = None;
-        volume.flushes = false;
         volume.backend.attach();
+        self.front.attach(id);
         self.ground.count_quotas();
         if !attach.keep_clean && !mutated!(CleanKeptWithoutProof) {
             self.drop_clean(id);
@@ -290,7 +295,7 @@ impl Engine {
         self.ground.base.out.stir();
         let Some(volume) = self.controllable(id, control, true) else { return };
         let needs_backend = verify || volume.failed || volume.is_dirty() || volume.ledger.blocks().lost > 0;
-        if !volume.attached && needs_backend && volume.replica.is_none() {
+        if !volume.attached && needs_backend && !volume.is_copy() {
             let result = Err(ControlError::Detached);
             return self.ground.base.out.control_done(control, result);
         }
@@ -302,7 +307,7 @@ impl Engine {
             let result = Err(ControlError::Paired);
             return self.ground.base.out.control_done(control, result);
         }
-        self.withdraw_room(id);
+        self.ground.withdraw_room(id);
         let volume = self.ground.volume_mut(id);
         volume.closing = true;
         volume.progress.want(u64::MAX);
@@ -313,13 +318,7 @@ impl Engine {
     /// crash may bring it back as it was.
     pub fn give_up(&mut self, now: Nanos, id: VolumeId, control: u64) {
         self.ground.base.out.stir();
-        if self
-            .ground
-            .volumes
-            .get(id.0 as usize)
-            .and_then(Option::as_ref)
-            .is_some_and(|v| v.replica.is_some())
-        {
+        if self.ground.volumes.get(id.0 as usize).and_then(Option::as_ref).is_some_and(|v| v.is_copy()) {
             // Another host's: nothing here is the only copy.
             return self.remove(now, id, false, control);
         }
@@ -388,7 +387,7 @@ impl Engine {
     }
 
     /// Goes on with removals, purges and the shutdown.
-    pub(crate) fn pump_tasks(&mut self, now: Nanos) {
+    pub(crate) fn control(&mut self, now: Nanos) {
         self.cache.resume_reclaim();
         for i in 0..self.ground.volumes.len() {
             let id = VolumeId(i as u16);
@@ -412,7 +411,7 @@ impl Engine {
     fn pump_stop(&mut self, now: Nanos) {
         let Some(control) = self.ground.base.stopping.filter(|&c| c != LAST_CHECKPOINT) else { return };
         let idle = self.ground.log.is_idle() && self.checkpoint.is_idle() && self.cache.reclaim_is_idle();
-        let held = self.ground.volumes.iter().flatten().any(|v| !v.held.is_empty());
+        let held = self.ground.ids().any(|id| self.front.holds_back(id));
         let flushed = self.backends_are_flushed() || now >= self.stop_by;
         if (idle || self.ground.base.dead) && flushed && !held && !self.cache.has_open_fills() {
             self.ground.base.stopping = Some(LAST_CHECKPOINT);
@@ -425,8 +424,10 @@ impl Engine {
     fn backends_are_flushed(&mut self) -> bool {
         let mut flushed = true;
         let mut stir = false;
-        for volume in self.ground.volumes.iter_mut().flatten().filter(|v| v.attached && !v.fenced) {
-            if volume.direct_in_flight > 0 {
+        for i in 0..self.ground.volumes.len() {
+            let volume = self.ground.volumes[i].as_mut();
+            let Some(volume) = volume.filter(|v| v.attached && !v.fenced) else { continue };
+            if self.front.is_direct(VolumeId(i as u16)) {
                 flushed = false;
             } else if volume.backend.is_dirty() {
                 flushed = false;
@@ -464,13 +465,12 @@ impl Engine {
     /// Drained, and still.
     fn is_quiet(&mut self, now: Nanos, id: VolumeId) -> bool {
         let volume = self.ground.volume(id);
-        !volume.is_dirty() && !self.drain.has_redo(&self.ground, id) && self.is_still(now, id)
+        !volume.is_dirty() && !volume.has_redo() && self.is_still(now, id)
     }
 
     /// Nothing is on its way into the cache: the volume's blocks can go, if they are drained or given up.
     fn is_still(&mut self, now: Nanos, id: VolumeId) -> bool {
-        let volume = self.ground.volume(id);
-        if volume.published < volume.entered || volume.direct_in_flight > 0 {
+        if !self.front.is_published(id) || self.front.is_direct(id) {
             return false;
         }
         if self.ground.overtake(id, 0, u64::MAX / 2) > 0 {
@@ -517,10 +517,10 @@ impl Engine {
             let error = self.ground.volume(id).loss().unwrap_or(ControlError::Failed);
             return self.end_remove(id, control, Err(error));
         }
-        if self.ground.volume(id).replica.is_some() && !self.empty_replica(id) {
+        if self.ground.volume(id).is_copy() && !self.empty_replica(id) {
             return;
         }
-        if self.ground.volume(id).requests > 0 || !self.is_quiet(now, id) {
+        if !self.front.is_answered(id) || !self.is_quiet(now, id) {
             return;
         }
         if let Some(error) = self.ground.volume(id).loss() {
@@ -545,7 +545,7 @@ impl Engine {
     }
 
     fn pump_give_up(&mut self, now: Nanos, id: VolumeId, control: u64) {
-        if self.ground.volume(id).requests == 0 && self.is_still(now, id) {
+        if self.front.is_answered(id) && self.is_still(now, id) {
             // What reads as zero may be all that the cache has of a place.
             self.ground.budget.note_extents_changed();
             self.end_remove(id, control, Ok(()));
@@ -587,8 +587,7 @@ impl Engine {
         }
         let blocks = self.ground.volume(id).blocks();
         self.ground.forget_blocks(id, 0, blocks);
-        self.ground.volumes[id.0 as usize] = None;
-        self.drain.remove(id);
+        self.forget_volume(id);
         // The driver has the volume under its number until it is told.
         self.leaving.push((control, id));
         self.ground.count_quotas();
@@ -638,8 +637,7 @@ impl Engine {
         &mut self,
         now: Nanos,
         id: VolumeId,
-        block: u64,
-        blocks: u32,
+        (block, blocks): (u64, u32),
         buf: Buf,
         result: Result<(), IoError>,
     ) {
@@ -681,12 +679,12 @@ impl Engine {
             true => (volume.ledger.uncommitted_blocks(), volume.ledger.uncommitted_since()),
             false => (volume.ledger.dirty() + blocks.zero, drain.oldest),
         };
-        let full = volume.pending.front().is_some() && self.quota_left(id) == 0;
+        let full = self.front.has_pending(id) && self.ground.quota_left(id) == 0;
         let backlog = volume.mode != Mode::WriteBack && volume.progress.safe() < volume.backlog.sequence();
         let state = match () {
             _ if volume.fenced => VolumeState::Fenced,
             _ if volume.failed => VolumeState::Failed,
-            _ if volume.replica.is_some() => VolumeState::Replica,
+            _ if volume.is_copy() => VolumeState::Replica,
             _ if !volume.attached => VolumeState::Detached,
             _ if volume.task != Task::None || backlog || drain.is_waited_for => VolumeState::Draining,
             _ if full => VolumeState::Full,
@@ -709,7 +707,7 @@ impl Engine {
             sequence: volume.log.published(),
             sequence_drained: volume.progress.drained(),
             backend_error: volume.backend.error(),
-            flushes: volume.flushes,
+            flushes: self.front.flushes(id),
             drain_writes_in_flight: u64::from(drain.writes),
             backend_unflushed: volume.backend.is_dirty(),
             count: volume.count,
@@ -766,7 +764,7 @@ impl Engine {
         let mut cost = 0;
         while at < end && cost < STATUS_COST_MAX {
             let max = (end - at / block * block).div_ceil(block).min(1 << 20) as u32;
-            let found = self.find(id, at / block, max);
+            let found = self.ground.find(id, at / block, max);
             let (n, dirty) = match found.lookup {
                 Lookup::At(position) => {
                     let dirty = self.ground.space.marks.is_dirty(position);

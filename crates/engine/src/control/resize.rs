@@ -2,7 +2,6 @@
 
 use crate::api::{BLOCK_BYTES, BackendOp, ControlError, IoError, Nanos, VOLUME_BYTES_MAX, VolumeId};
 use crate::base::flight::Io;
-use crate::base::mutation::mutated;
 use crate::blocks::index::OBJECT_BLOCKS;
 use crate::blocks::ledger::object_of;
 use crate::control::volume::{Task, Volume};
@@ -120,11 +119,7 @@ impl Engine {
             _ if dead => return self.end_resize(id, Err(ControlError::Device)),
             Stage::Requests => {
                 let end = volume.blocks();
-                let beyond = |op: &crate::control::volume::ClientOp| {
-                    let blocks = if mutated!(ShrinkMissesStraddler) { 0 } else { op.blocks };
-                    op.request.volume == id && op.first_block + blocks > end
-                };
-                if self.ops.iter_mut().any(|(_, op)| beyond(op)) {
+                if self.front.reaches_beyond(id, end) {
                     return;
                 }
                 Stage::Drains

@@ -116,7 +116,7 @@ impl Engine {
     /// Nothing is on its way to the image: of what clients send past the cache, nothing from before the mode was changed.
     fn image_is_quiet(&self, id: VolumeId) -> bool {
         let volume = self.ground.volume(id);
-        let direct = volume.goes_direct() || volume.direct_in_flight == 0;
+        let direct = volume.goes_direct() || !self.front.is_direct(id);
         self.drain.is_quiet(id) && direct && !volume.backend.is_flushing()
     }
 

@@ -1,98 +1,24 @@
 //! One volume: its index, its place in the log, and the requests that wait for something.
 
-use crate::api::{
-    BLOCK_BYTES, Begin, ControlError, Degraded, DrainOrder, Mode, Nanos, Request, RequestError, VolumeId,
-    VolumeSpec,
-};
+use crate::api::{BLOCK_BYTES, Begin, ControlError, Degraded, DrainOrder, Mode, Nanos, VolumeId, VolumeSpec};
 use crate::backend::Backend;
 use crate::base::flight::OpId;
-use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
 use crate::base::progress::{Backlog, Progress};
+use crate::blocks::budget::Reserve;
 use crate::blocks::ledger::Ledger;
 use crate::blocks::own::OwnObjects;
+use crate::blocks::own::Source;
 use crate::control::check_spec;
 use crate::control::resize::Resize;
 use crate::control::snapshot::Step;
 use crate::format::{COUNTER_MAX, VolumeItem};
+use crate::log::copy::RecordRoom;
 use crate::log::copy::SecondCopy;
 use crate::log::sequences::Sequences;
-use crate::peers::follower::{Incoming, Replica};
 use crate::status::VolumeCounters;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use zerocopy::FromZeros;
-
-/// An edge block of an unaligned write: the client's part of it and the block's old content.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Edge {
-    pub(crate) block: u64,
-    /// One block of the edge pool.
-    pub(crate) buf: Buf,
-    /// First and one past the last byte of the block that the client writes.
-    pub(crate) from: u16,
-    pub(crate) to: u16,
-}
-
-/// Where a client's change stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stage {
-    /// Waits for a lock, its barrier or an edge buffer.
-    Waiting,
-    /// Old content of its edge blocks is being read.
-    Edges,
-    /// All its blocks are whole.
-    Whole,
-    /// In the log (for a direct change: its invalidation).
-    InLog,
-    /// In the backend's hands.
-    Direct,
-    /// Waits for its acknowledgement.
-    Acking,
-}
-
-/// A client's request on its way.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ClientOp {
-    pub(crate) request: Request,
-    /// Covering blocks of the request.
-    pub(crate) first_block: u64,
-    pub(crate) blocks: u64,
-    /// Whole blocks without edges (for zeroes).
-    pub(crate) edges: [Option<Edge>; 2],
-    pub(crate) stage: Stage,
-    pub(crate) error: Option<RequestError>,
-    /// Device and backend operations in flight for it.
-    pub(crate) waiting: u32,
-    /// Entries of it that are in records.
-    pub(crate) logged: u32,
-    /// Records with parts of it that are not published.
-    pub(crate) unpublished: u32,
-    /// Sequence of its last record.
-    pub(crate) sequence: u64,
-    /// Holds a lock on its blocks.
-    pub(crate) locked: bool,
-    /// Goes past the cache (write-around, off, dead cache device).
-    pub(crate) direct: bool,
-    /// For a direct write: the cached copies are void already.
-    pub(crate) invalidated: bool,
-    /// Operations of the volume that entered the log before it and must be published first.
-    pub(crate) barrier: u64,
-    /// The reply needs stable media.
-    pub(crate) durable: bool,
-    /// When it was last held back, for the counters.
-    pub(crate) held_since: Nanos,
-    /// For a replica: the record that it brings.
-    pub(crate) incoming: Option<Incoming>,
-}
-
-/// Blocks that only one operation may change for now.
-#[derive(Debug)]
-pub(crate) struct Lock {
-    pub(crate) end: u64,
-    pub(crate) op: OpId,
-    /// Operations that wait for it.
-    pub(crate) waiting: VecDeque<OpId>,
-}
 
 /// What is being done to the volume as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,47 +57,22 @@ pub(crate) struct Volume {
 
     pub(crate) log: Sequences,
     pub(crate) progress: Progress,
-    /// Newest record of an acknowledged change.
-    pub(crate) sequence_acknowledged: u64,
-    /// A client has flushed: writes no longer wait for stable media.
-    pub(crate) flushes: bool,
 
-    /// Operations that are ready for the log, in log order.
-    pub(crate) pending: VecDeque<OpId>,
-    /// Operations that ever entered `pending`, and of these the published ones.
-    pub(crate) entered: u64,
-    pub(crate) published: u64,
-    /// By their first blocks; no two of them overlap.
-    pub(crate) locks: BTreeMap<u64, Lock>,
-    /// Locked operations that wait for their barrier or for an edge buffer, as they came.
-    pub(crate) edgeless: VecDeque<OpId>,
-    /// Locked operations that wait for the content of their edges, for their barrier, or for clean blocks.
-    pub(crate) parked: Vec<OpId>,
-    /// Something has changed for them.
+    /// Something has changed for operations that wait in the front.
     pub(crate) recheck: bool,
-    /// Edge buffers that operations of the volume hold.
-    pub(crate) edge_buffers: usize,
-    /// Acknowledgements held back by back-pressure, in their order.
-    pub(crate) held: VecDeque<OpId>,
+    /// The backend has more than the image, or gets it.
+    pub(crate) redo_is_kept: bool,
     /// Acknowledgements that wait for the drain (write-through), by sequence.
     pub(crate) through: VecDeque<OpId>,
     pub(crate) backlog: Backlog,
 
     /// Blocks in records that are not published.
     pub(crate) unpublished_blocks: u64,
-    /// When the last held acknowledgement was released.
-    pub(crate) released_at: Nanos,
-    /// Direct operations and backend reads in flight.
-    pub(crate) direct_in_flight: u32,
     /// Something was dropped from the index without a record that says so. Until the checkpoint of this
     /// number is durable, a crash would bring it back.
     pub(crate) forgotten_until: u64,
-    /// Requests of clients that are not replied to.
-    pub(crate) requests: u32,
 
     pub(crate) backend: Backend,
-    /// Sequence at which a wait for the quota was last counted.
-    pub(crate) quota_wait_noted: u64,
     /// The volume of the image's parent, if this one reads through it.
     pub(crate) parent: Option<VolumeId>,
     /// Objects of the image that have been written to, or are known to be there.
@@ -181,8 +82,10 @@ pub(crate) struct Volume {
     pub(crate) count: VolumeCounters,
     /// Its second copy, at another host.
     pub(crate) copy: Option<Box<SecondCopy>>,
-    /// It is itself the second copy of another host's volume.
-    pub(crate) replica: Option<Box<Replica>>,
+    /// It is itself the second copy of another host's volume, which takes nothing of an owner before this generation.
+    pub(crate) promised: Option<u64>,
+    /// What that owner was told that it may send.
+    pub(crate) reserve: Reserve,
 }
 
 impl Volume {
@@ -201,32 +104,20 @@ impl Volume {
             ledger: Ledger::new(),
             log: Sequences::default(),
             progress: Progress::default(),
-            sequence_acknowledged: 0,
-            flushes: false,
-            pending: VecDeque::with_capacity(256),
-            entered: 0,
-            published: 0,
-            locks: BTreeMap::new(),
-            edgeless: VecDeque::new(),
-            parked: Vec::new(),
             recheck: false,
-            edge_buffers: 0,
-            held: VecDeque::new(),
+            redo_is_kept: false,
             through: VecDeque::new(),
             backlog: Backlog::default(),
             unpublished_blocks: 0,
-            released_at: 0,
-            direct_in_flight: 0,
             forgotten_until: 0,
-            requests: 0,
             backend: Backend::new(),
-            quota_wait_noted: u64::MAX,
             parent: None,
             own,
             own_known: false,
             count: VolumeCounters::default(),
             copy: None,
-            replica: None,
+            promised: None,
+            reserve: Reserve::default(),
         }
     }
 
@@ -254,8 +145,8 @@ impl Volume {
         item.name_len.set(spec.name.len() as u16);
         item.backend_len.set(spec.backend.len() as u16);
         item.attachment_len.set(spec.attachment.len() as u16);
-        item.replica = u8::from(self.replica.is_some());
-        item.promised.set(self.replica.as_ref().map_or(0, |replica| replica.promised));
+        item.replica = u8::from(self.is_copy());
+        item.promised.set(self.promised.unwrap_or(0));
         item.name[..spec.name.len()].copy_from_slice(spec.name.as_bytes());
         item.backend[..spec.backend.len()].copy_from_slice(spec.backend.as_bytes());
         item.attachment[..spec.attachment.len()].copy_from_slice(&spec.attachment);
@@ -283,10 +174,7 @@ impl Volume {
         }
         let mut volume = Volume::new(spec);
         volume.failed = item.failed == 1;
-        if item.replica == 1 {
-            let promised = item.promised.get();
-            volume.replica = Some(Box::new(Replica::new(promised)));
-        }
+        volume.promised = (item.replica == 1).then_some(item.promised.get());
         volume.set_sequence(item.sequence.get(), item.chain.get());
         volume.progress.restore_drained(item.sequence_drained.get());
         Some(volume)
@@ -296,10 +184,42 @@ impl Volume {
     pub(crate) fn set_sequence(&mut self, sequence: u64, chain: u32) {
         self.log.restore(sequence, chain);
         self.progress.restore_sent(sequence);
-        self.sequence_acknowledged = sequence;
-        if let Some(replica) = &mut self.replica {
-            replica.taken = sequence;
+    }
+
+    /// It is the second copy of another host's volume.
+    pub(crate) fn is_copy(&self) -> bool {
+        self.promised.is_some()
+    }
+
+    /// What its next record may have; see [`SecondCopy::record_room`]. `None` if there is to be no record now.
+    pub(crate) fn record_room(&self) -> Option<RecordRoom> {
+        if self.is_stopped() {
+            return None;
         }
+        self.copy.as_ref().map_or(Some(RecordRoom::UNBOUNDED), |copy| copy.record_room())
+    }
+
+    /// Changes wait until there is a second copy that counts.
+    pub(crate) fn is_stopped(&self) -> bool {
+        // What is about to change or to go waits for what has come before.
+        let idle = !self.closing && matches!(self.task, Task::None | Task::Snapshot { .. });
+        // Nothing can have a copy before what is lost is overwritten.
+        let whole = self.loss().is_none();
+        self.degraded == Degraded::Stopped && self.spec.mode == Mode::WriteBack && idle && whole
+    }
+
+    /// The peer gets every record, and may have what is bad here.
+    pub(crate) fn is_sending(&self) -> bool {
+        self.copy.as_ref().is_some_and(|copy| copy.sends())
+    }
+
+    /// Where the image has a block from, and how many of the next `n` are like it.
+    pub(crate) fn source(&self, block: u64, n: u32) -> (Source, u32) {
+        if !self.own_known {
+            return (Source::Own, n);
+        }
+        let (source, bytes) = self.own.source(block * BLOCK_BYTES as u64, u64::from(n) * BLOCK_BYTES as u64);
+        (source, bytes.div_ceil(BLOCK_BYTES as u64) as u32)
     }
 
     /// No request is served any more: another owner has the image, or data is lost that cannot be named.
@@ -329,6 +249,11 @@ impl Volume {
     /// Something of the volume is not in the backend.
     pub(crate) fn is_dirty(&self) -> bool {
         self.ledger.is_dirty()
+    }
+
+    /// The backend has, or needs, more than the image.
+    pub(crate) fn has_redo(&self) -> bool {
+        self.ledger.is_uncommitted() || self.redo_is_kept
     }
 
     /// Something is being done to the volume as a whole.
@@ -362,18 +287,6 @@ impl Volume {
     /// Changes go past the cache.
     pub(crate) fn goes_direct(&self) -> bool {
         matches!(self.mode, Mode::WriteAround | Mode::Off)
-    }
-
-    /// The first block of a lock on any of these blocks, other than `op`'s own.
-    pub(crate) fn locked_by(&self, first: u64, end: u64, op: OpId) -> Option<u64> {
-        // They do not overlap: their ends are in the order of their beginnings.
-        let before = self.locks.range(..end).rev().take_while(|(_, lock)| lock.end > first);
-        before.filter(|(_, lock)| lock.op != op).map(|(first, _)| *first).next()
-    }
-
-    /// Something has changed for operations that are parked.
-    pub(crate) fn has_to_recheck(&self) -> bool {
-        self.recheck && !(self.parked.is_empty() && self.edgeless.is_empty())
     }
 }
 

@@ -133,6 +133,7 @@ impl Drain {
             volume.progress.uncommit(volume.log.published());
         }
         part.groups = Some(Box::new(Groups::new(old_redo)));
+        self.note_redo(ground, id);
     }
 
     /// Closes one group with what the image lacks at this moment, for a snapshot.
@@ -146,6 +147,7 @@ impl Drain {
         part.queue.hold(sequence);
         let closed = Closed { whole: true, ..Closed::new(part.groups_made + 1, sequence, now) };
         part.groups.as_mut().expect("a volume with groups").closed = Some(closed);
+        self.note_redo(ground, id);
     }
 
     /// A snapshot is over: its cut, if there is one still, is like any other group.
@@ -160,6 +162,7 @@ impl Drain {
             closed.whole = false;
         }
         self.forget_cut(id);
+        self.note_redo(ground, id);
     }
 
     /// A group is closed.
@@ -178,10 +181,10 @@ impl Drain {
         part.queue.hurry(&mut volume.ledger, &objects, sequence, now);
     }
 
-    /// The backend has, or needs, more than the image.
-    pub(crate) fn has_redo(&self, ground: &Ground, id: VolumeId) -> bool {
+    /// Tells whether the backend has more than the image, or gets it.
+    fn note_redo(&self, ground: &mut Ground, id: VolumeId) {
         let groups = self.volumes.of(id).groups.as_ref();
-        ground.volume(id).ledger.is_uncommitted() || groups.is_some_and(|groups| groups.is_busy())
+        ground.volume_mut(id).redo_is_kept = groups.is_some_and(|groups| groups.is_busy());
     }
 
     fn end_groups(&mut self, ground: &mut Ground, id: VolumeId) {
@@ -192,6 +195,7 @@ impl Drain {
         volume.ledger.end_groups();
         volume.progress.end_groups();
         volume.recheck = true;
+        volume.redo_is_kept = false;
     }
 
     /// Whether blocks from `block` on must stay out of the image for now, and how many of the next `n` are like it. Tells up to
@@ -227,6 +231,7 @@ impl Drain {
         let part = self.volumes.of_mut(id);
         let closed = Closed::new(part.groups_made + 1, volume.log.published(), now);
         part.groups.as_mut().expect("a group is due").closed = Some(closed);
+        self.note_redo(ground, id);
     }
 
     fn cut_is_due(&self, ground: &Ground, now: Nanos, id: VolumeId, flush: bool) -> Option<Due> {
@@ -279,7 +284,7 @@ impl Drain {
             if self.volumes.of(id).groups.is_none() || !may_send {
                 continue;
             }
-            if volume.groups_end() && !self.has_redo(ground, id) {
+            if volume.groups_end() && !volume.has_redo() {
                 self.end_groups(ground, id);
                 ground.base.out.stir();
                 continue;
@@ -367,6 +372,7 @@ impl Drain {
             volume.ledger.thaw(space);
         }
         self.update(ground, id);
+        self.note_redo(ground, id);
         ground.volume_mut(id).recheck = true;
         ground.base.out.stir();
     }
@@ -386,6 +392,7 @@ impl Drain {
         }
         let first = if done > 0 { groups.kept[done - 1].group + 1 } else { part.groups_made + 1 };
         groups.trimming = Some(first);
+        self.note_redo(ground, id);
         ground.backend(Io::RedoTrim { volume: id }, id, BackendOp::RedoTrim { first });
     }
 
@@ -405,6 +412,7 @@ impl Drain {
             groups.kept.retain(|kept| kept.group >= first);
             groups.old_redo = false;
         }
+        self.note_redo(ground, id);
         ground.base.out.stir();
     }
 
@@ -423,6 +431,7 @@ impl Drain {
             bytes: volume.ledger.uncommitted_blocks() * BLOCK_BYTES as u64,
             bytes_max: ground.dirty_bytes_max(id),
         };
+        self.note_redo(ground, id);
         ground.backend(Io::RedoNote { volume: id }, id, op);
     }
 
@@ -437,6 +446,7 @@ impl Drain {
         ground.note_fence(now, id, result);
         ground.volume_mut(id).recheck = true;
         self.volumes.of_mut(id).groups.as_mut().expect("a volume with groups").noting = false;
+        self.note_redo(ground, id);
         ground.base.out.stir();
     }
 

@@ -207,6 +207,41 @@ impl SecondCopy {
     }
 }
 
+/// A record of an owner's log on its way into the log of its copy.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Incoming {
+    sequence: u64,
+    entries: u16,
+    blocks: u16,
+    ranges: u16,
+}
+
+impl Incoming {
+    /// The record `sequence` with these entries.
+    pub(crate) fn new(sequence: u64, entries: &[Entry]) -> Incoming {
+        Incoming {
+            sequence,
+            entries: entries.len() as u16,
+            blocks: entries.iter().filter(|entry| entry.has_data()).count() as u16,
+            ranges: entries.iter().filter(|entry| is_zeroes(entry.kind())).count() as u16,
+        }
+    }
+
+    pub(crate) fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// Data blocks and entries.
+    pub(crate) fn size(&self) -> (u32, usize) {
+        (u32::from(self.blocks), usize::from(self.entries))
+    }
+
+    /// What it takes of what its owner was told.
+    pub(crate) fn room(&self) -> Room {
+        Room { bytes: (1 + u64::from(self.blocks)) * BLOCK_BYTES as u64, ranges: u64::from(self.ranges) }
+    }
+}
+
 /// The room that a record with these entries takes at the peer.
 pub(crate) fn room_of(entries: impl Iterator<Item = Entry>) -> Room {
     let (mut blocks, mut ranges) = (1, 0);

@@ -1,15 +1,13 @@
 //! Records that an owner's log has lost with its host's power and its peer's log has (RFC 9): the peer reads them as it has logged
 //! them, and the owner logs them as the records of a copy, before it serves again.
 
-use crate::api::{BLOCK_BYTES, ControlError, IoError, RECORD_BLOCKS_MAX, RequestError, VolumeId};
-use crate::base::flight::Io;
-use crate::base::flight::OpId;
+use crate::api::{BLOCK_BYTES, IoError, RECORD_BLOCKS_MAX, RequestError, VolumeId};
+use crate::base::flight::{Io, OpId};
 use crate::base::mem::Buf;
 use crate::blocks::index::Position;
-use crate::control::volume::Task;
-use crate::engine::Engine;
 use crate::format::{RecordKind, byte, crc32c};
-use crate::peers::follower::Replica;
+use crate::ground::Ground;
+use crate::peers::Peers;
 use crate::recovery::replay::{FoundRecord, decode_record};
 
 /// Size of the buffer of an [`Op::Fetch`](crate::api::Op::Fetch), in bytes: the longest record.
@@ -17,7 +15,8 @@ pub const FETCH_BYTES: usize = (1 + RECORD_BLOCKS_MAX) * BLOCK_BYTES;
 
 /// A record of a copy that is being read.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct FetchRead {
+pub(super) struct FetchRead {
+    volume: VolumeId,
     op: OpId,
     sequence: u64,
     position: Position,
@@ -27,60 +26,46 @@ pub(crate) struct FetchRead {
     buf: Buf,
 }
 
-impl Engine {
-    /// Has a volume that is not attached take records again, as the copy of what it was: from one past its newest on, of the same
-    /// generation. What it holds stays. Should the process end before it is attached again, it is found as a copy.
+impl Peers {
+    /// Begins to read a record of a copy for the operation `op` into its buffer.
     ///
     /// # Errors
-    /// There is no such volume, or something else is being done with it.
-    pub fn follow_on(&mut self, id: VolumeId) -> Result<(), ControlError> {
-        let volume =
-            self.ground.volumes.get_mut(id.0 as usize).and_then(Option::as_mut).ok_or(ControlError::Gone)?;
-        if volume.closing || volume.task != Task::None {
-            return Err(ControlError::Busy);
-        }
-        if volume.attached {
-            return Err(ControlError::NotReplica);
-        }
-        let (generation, newest) = (volume.spec.generation, volume.log.published());
-        let replica = volume.replica.get_or_insert_with(|| {
-            let mut replica = Replica::new(generation);
-            replica.taken = newest;
-            Box::new(replica)
-        });
-        replica.own = true;
+    /// It does not stand where it was logged any more.
+    pub(crate) fn start_fetch(
+        &mut self,
+        ground: &mut Ground,
+        (id, sequence): (VolumeId, u64),
+        op: OpId,
+        buf: Buf,
+    ) -> Result<(), RequestError> {
+        let found = if ground.volume(id).is_copy() { self.place_of_record(id, sequence) } else { None };
+        let stands = |&(segment, life, ..): &(u32, u64, u32, u32)| {
+            ground.space.segments[segment as usize].sequence == life
+        };
+        let (segment, life, first, blocks) = found.filter(stands).ok_or(RequestError::Invalid)?;
+        let position = ground.base.geo.segment_block(segment) + first;
+        let buf = buf.slice(0, blocks as usize * BLOCK_BYTES);
+        ground.space.pin(position);
+        let fetch = self.fetches.insert(FetchRead { volume: id, op, sequence, position, life, buf });
+        ground.base.out.read(Io::Fetch(fetch), byte(position), buf);
         Ok(())
     }
 
-    /// Reads a record of a copy, if it still stands where it was logged.
-    pub(crate) fn start_fetch(&mut self, id: OpId, sequence: u64) {
-        let op = self.ops[id];
-        let replica = self.ground.volume(op.request.volume).replica.as_ref();
-        let found = replica.and_then(|replica| replica.place_of_record(sequence));
-        let stands = |&(segment, life, ..): &(u32, u64, u32, u32)| {
-            self.ground.space.segments[segment as usize].sequence == life
-        };
-        let Some((segment, life, first, blocks)) = found.filter(stands) else {
-            return self.complete(id, Err(RequestError::Invalid));
-        };
-        let position = self.ground.base.geo.segment_block(segment) + first;
-        let buf = op.request.buf.expect("a read has a buffer").slice(0, blocks as usize * BLOCK_BYTES);
-        self.ground.space.pin(position);
-        let fetch = self.fetches.insert(FetchRead { op: id, sequence, position, life, buf });
-        self.ground.base.out.read(Io::Fetch(fetch), byte(position), buf);
-    }
-
-    /// It has been read: it is sent only if nothing is wrong with it.
-    pub(crate) fn fetch_done(&mut self, index: u32, result: Result<(), IoError>) {
+    /// A record has been read: it is sent only if nothing is wrong with it. Tells the operation, and its result.
+    pub(crate) fn fetch_done(
+        &mut self,
+        ground: &mut Ground,
+        index: u32,
+        result: Result<(), IoError>,
+    ) -> (OpId, Result<(), RequestError>) {
         let read = self.fetches.remove(index);
-        self.ground.space.unpin(read.position);
-        let id = self.ops[read.op].request.volume;
-        let generation = self.ground.volume(id).spec.generation;
-        let (block, data) = self.ground.base.arena.bytes(read.buf).split_at(BLOCK_BYTES);
+        ground.space.unpin(read.position);
+        let generation = ground.volume(read.volume).spec.generation;
+        let (block, data) = ground.base.arena.bytes(read.buf).split_at(BLOCK_BYTES);
         let is_meant = |record: &FoundRecord| {
             let header = &record.header;
             header.kind == RecordKind::Write as u8
-                && (header.uuid, header.volume.get()) == (self.ground.base.geo.uuid, id.0)
+                && (header.uuid, header.volume.get()) == (ground.base.geo.uuid, read.volume.0)
                 && header.segment_sequence.get() == read.life
                 && (header.generation.get(), header.sequence.get()) == (generation, read.sequence)
                 && usize::from(header.blocks.get()) * BLOCK_BYTES == data.len()
@@ -91,6 +76,6 @@ impl Engine {
             with_data.all(|entry| blocks.next().is_some_and(|bytes| crc32c(bytes) == entry.value()))
         };
         let good = result.is_ok() && decode_record(block).filter(is_meant).is_some_and(is_whole);
-        self.complete(read.op, if good { Ok(()) } else { Err(RequestError::Io) });
+        (read.op, if good { Ok(()) } else { Err(RequestError::Io) })
     }
 }

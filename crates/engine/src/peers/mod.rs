@@ -1,6 +1,38 @@
-//! The second copy of a volume at another host (RFC 9): the owner's side, the follower's, and what each gets from the other.
+//! Hosts that have copies of each other's volumes: what a copy here remembers of its owner's log, what is read for the other host, and
+//! blocks that are asked back from it (RFC 9).
 
 pub(crate) mod fetch;
-pub(crate) mod follower;
-pub(crate) mod owner;
+mod follower;
 pub(crate) mod repair;
+
+use crate::api::VolumeId;
+use crate::base::table::Table;
+use crate::base::util::Slab;
+use crate::peers::fetch::FetchRead;
+use crate::peers::follower::Replica;
+use crate::peers::repair::Repairs;
+
+/// What is done for other hosts and asked of them.
+pub(crate) struct Peers {
+    /// Of volumes that are copies.
+    copies: Table<Replica>,
+    repairs: Repairs,
+    /// Reads of records in flight.
+    fetches: Slab<FetchRead>,
+}
+
+impl Peers {
+    pub(crate) fn new() -> Peers {
+        Peers { copies: Table::new(), repairs: Repairs::default(), fetches: Slab::with_capacity(4) }
+    }
+
+    /// A volume has come, or begins anew.
+    pub(crate) fn add(&mut self, id: VolumeId) {
+        self.copies.add(id);
+    }
+
+    /// A volume is gone.
+    pub(crate) fn remove(&mut self, id: VolumeId) {
+        self.copies.remove(id);
+    }
+}

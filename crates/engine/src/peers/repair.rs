@@ -1,16 +1,15 @@
 //! A dirty block that does not verify any more, and whose second copy is at the peer (RFC 9): the peer is asked for it, and what it
 //! sends is logged again, as a block is that reclaim moves. A read of it waits for that.
 
-use crate::api::{BLOCK_BYTES, Nanos, PeerOp, RequestError, VolumeId};
+use crate::api::{BLOCK_BYTES, Nanos, PeerOp, VolumeId};
 use crate::base::flight::OpId;
 use crate::base::mem::Buf;
-use crate::base::mutation::mutated;
 use crate::blocks::index::{Lookup, Position};
 use crate::control::volume::Volume;
-use crate::engine::Engine;
 use crate::format::{RecordKind, Stream, crc32c};
-use crate::front::read::CachedRead;
+use crate::ground::Ground;
 use crate::log::build::RecordFields;
+use crate::peers::Peers;
 use std::collections::VecDeque;
 
 /// So long the peer is waited for, or room in the log; a peer that is alive answers in the time of a device read.
@@ -63,72 +62,101 @@ struct Repair {
 
 /// A block of a request that waits for a repair.
 #[derive(Debug, Clone, Copy)]
-struct Reader {
+pub(crate) struct Reader {
     op: OpId,
-    /// The volume that has the block: that of the operation, or a parent of it.
     volume: VolumeId,
     block: u64,
     buf: Buf,
 }
 
-/// Bad blocks, the first of which is being repaired.
-#[derive(Default)]
-pub(crate) struct Repairs {
-    queue: VecDeque<Repair>,
-    readers: Vec<Reader>,
+impl Reader {
+    /// The operation waits for a block of `volume`, which is its own or a parent of it.
+    pub(crate) fn new(op: OpId, volume: VolumeId, block: u64, buf: Buf) -> Reader {
+        Reader { op, volume, block, buf }
+    }
+
+    pub(crate) fn op(&self) -> OpId {
+        self.op
+    }
+
+    pub(crate) fn block(&self) -> u64 {
+        self.block
+    }
+
+    pub(crate) fn buf(&self) -> Buf {
+        self.buf
+    }
 }
 
-impl Repairs {
+/// Bad blocks, the first of which is being repaired.
+#[derive(Default)]
+pub(super) struct Repairs {
+    queue: VecDeque<Repair>,
+    readers: Vec<Reader>,
+    /// Those that need not wait any longer, and whether it is known what they read.
+    ended: VecDeque<(Reader, bool)>,
+}
+
+impl Peers {
+    /// When repairs have to be looked at, if nothing else happens.
     pub(crate) fn deadline(&self) -> Option<Nanos> {
-        match self.queue.front()?.stage {
+        match self.repairs.queue.front()?.stage {
             Stage::Queued(at) | Stage::Asked(at) | Stage::Here(at) => Some(at),
             Stage::Unsettled(_) | Stage::Logging => None,
         }
     }
-}
 
-impl Engine {
     /// Has a bad dirty block repaired. False if nobody can have another copy of it: it is lost.
-    pub(crate) fn repair(&mut self, volume: VolumeId, block: u64, position: Position) -> bool {
-        if self.ground.bad.has(position) {
+    pub(crate) fn repair(
+        &mut self,
+        ground: &mut Ground,
+        volume: VolumeId,
+        block: u64,
+        position: Position,
+    ) -> bool {
+        if ground.bad.has(position) {
             return true;
         }
-        if self.ground.base.dead || !self.ground.volume(volume).is_sending() {
+        if ground.base.dead || !ground.volume(volume).is_sending() {
             return false;
         }
-        let crc = self.ground.space.marks.crc(position);
-        self.ground.space.pin(position);
-        self.repairs.queue.push_back(Repair {
-            volume,
-            block,
-            position,
-            crc,
-            stage: Stage::Queued(0),
-            attempts: 0,
-            settled: false,
-        });
-        self.ground.bad.insert(volume, position);
-        self.ground.log.set_repairs(true);
-        self.ground.base.out.stir();
+        let crc = ground.space.marks.crc(position);
+        ground.space.pin(position);
+        let stage = Stage::Queued(0);
+        let repair = Repair { volume, block, position, crc, stage, attempts: 0, settled: false };
+        self.repairs.queue.push_back(repair);
+        ground.bad.insert(volume, position);
+        ground.log.set_repairs(true);
+        ground.base.out.stir();
         true
     }
 
-    /// A block of a read waits until its repair is over.
-    pub(crate) fn wait_for_repair(&mut self, read: CachedRead, block: u64, buf: Buf) {
-        self.ops[read.op].waiting += 1;
-        self.repairs.readers.push(Reader { op: read.op, volume: read.volume, block, buf });
+    /// A block of a read waits until its repair is over; see [`Peers::next_reader`].
+    pub(crate) fn wait_for_repair(&mut self, reader: Reader) {
+        self.repairs.readers.push(reader);
+    }
+
+    /// The next reader that need not wait any longer. With it comes whether the block can be looked for where it is now; else nobody
+    /// knows yet whether there is a good copy.
+    pub(crate) fn next_reader(&mut self) -> Option<(Reader, bool)> {
+        self.repairs.ended.pop_front()
     }
 
     /// The peer says what it has of a block that it was asked for: a good copy, or none.
-    pub fn peer_block(&mut self, now: Nanos, id: VolumeId, block: u64, crc: u32, data: Option<&[u8]>) {
+    pub(crate) fn answered(
+        &mut self,
+        ground: &mut Ground,
+        now: Nanos,
+        (id, block, crc): (VolumeId, u64, u32),
+        data: Option<&[u8]>,
+    ) {
         let Some(front) = self.repairs.queue.front_mut() else { return };
         // The answer may come too late, and be about an earlier one.
-        if (front.volume, front.block, front.crc) != (id, block, crc)
-            || !matches!(front.stage, Stage::Asked(_))
-        {
+        let asked = (front.volume, front.block, front.crc) == (id, block, crc);
+        if !asked || !matches!(front.stage, Stage::Asked(_)) {
             return;
         }
-        let of = self.ground.volumes[id.0 as usize].as_ref();
+        let of = ground.volumes[id.0 as usize].as_ref();
         let arrived = |of: &Volume| {
             let there = of.copy.as_ref().map_or(0, |copy| copy.logged());
             of.log.published().min(there) >= of.log.built()
@@ -137,36 +165,37 @@ impl Engine {
         match data.filter(|data| data.len() == BLOCK_BYTES && crc32c(data) == crc) {
             Some(data) => {
                 front.stage = Stage::Here(now + STAGE_NS_MAX);
-                self.ground.base.arena.bytes_mut(self.ground.base.pools.repair).copy_from_slice(data);
+                ground.base.arena.bytes_mut(ground.base.pools.repair).copy_from_slice(data);
             }
             None => match unsettled {
                 Some(of) => front.stage = Stage::Unsettled(of.log.built()),
-                None => self.end_repair(End::Lost),
+                None => self.end_repair(ground, End::Lost),
             },
         }
-        self.ground.base.out.stir();
+        ground.base.out.stir();
     }
 
-    pub(crate) fn pump_repairs(&mut self, now: Nanos) {
+    /// Goes on with repairs.
+    pub(crate) fn step(&mut self, ground: &mut Ground, now: Nanos) {
         while let Some(&Repair { volume, block, crc, stage, attempts, .. }) = self.repairs.queue.front() {
-            let of = self.ground.volumes[volume.0 as usize].as_ref();
+            let of = ground.volumes[volume.0 as usize].as_ref();
             let (sends, published) = of.map_or((false, 0), |of| (of.is_sending(), of.log.published()));
             let there = of.and_then(|of| of.copy.as_ref()).map_or(0, |copy| copy.logged());
             // What is not wanted any more has nothing to lose.
-            if self.ground.base.dead || stage != Stage::Logging && !self.is_wanted() {
-                self.end_repair(End::Lost);
+            if ground.base.dead || stage != Stage::Logging && !self.is_wanted(ground) {
+                self.end_repair(ground, End::Lost);
                 continue;
             }
             let late = matches!(stage, Stage::Asked(until) | Stage::Here(until) if now >= until);
             match stage {
                 Stage::Logging => return,
                 Stage::Unsettled(sequence) if published < sequence => return,
-                Stage::Here(_) if self.log_repaired() => {}
+                Stage::Here(_) if self.log_repaired(ground) => {}
                 Stage::Asked(_) | Stage::Queued(_) | Stage::Unsettled(_) if !sends => {
-                    self.end_repair(End::Lost);
+                    self.end_repair(ground, End::Lost);
                 }
-                _ if late && attempts + 1 == ATTEMPTS => self.end_repair(End::Lost),
-                _ if late => self.end_repair(End::Later(now + RETRY_NS)),
+                _ if late && attempts + 1 == ATTEMPTS => self.end_repair(ground, End::Lost),
+                _ if late => self.end_repair(ground, End::Later(now + RETRY_NS)),
                 Stage::Here(_) | Stage::Asked(_) => return,
                 Stage::Queued(at) if now < at => return,
                 Stage::Unsettled(sequence) if there < sequence => return,
@@ -175,70 +204,62 @@ impl Engine {
                     front.settled |= matches!(stage, Stage::Unsettled(_));
                     front.stage = Stage::Asked(now + STAGE_NS_MAX);
                     let op = PeerOp::Block { block, crc };
-                    self.ground.base.out.peer(volume, op);
+                    ground.base.out.peer(volume, op);
                 }
             }
         }
     }
 
     /// The first bad block is the current one still, or a group needs it.
-    fn is_wanted(&self) -> bool {
+    fn is_wanted(&self, ground: &Ground) -> bool {
         let Some(&Repair { volume, block, position, .. }) = self.repairs.queue.front() else { return false };
-        let Some(of) = &self.ground.volumes[volume.0 as usize] else { return false };
+        let Some(of) = &ground.volumes[volume.0 as usize] else { return false };
         let frozen = || of.ledger.closed_has(block, position);
         of.ledger.index().lookup(block) == Lookup::At(position)
-            || self.ground.space.marks.is_dirty(position) && frozen()
+            || ground.space.marks.is_dirty(position) && frozen()
     }
 
     /// Logs the copy that has come; false if there is no room for it now.
-    fn log_repaired(&mut self) -> bool {
-        let Some(mut builder) = self.ground.begin_move(Stream::Log) else { return false };
+    fn log_repaired(&mut self, ground: &mut Ground) -> bool {
+        let Some(mut builder) = ground.begin_move(Stream::Log) else { return false };
         let front = self.repairs.queue.front_mut().expect("a copy has come");
         front.stage = Stage::Logging;
         let Repair { volume, block, position, crc, .. } = *front;
         builder.begin_record(volume, RecordKind::Move);
-        let to = builder.push_data(&self.ground.space, block, crc, position);
-        self.ground.base.arena.copy(self.ground.base.pools.repair, to);
-        builder.end_record(&mut self.ground.base, &self.ground.space, RecordFields::default());
+        let to = builder.push_data(&ground.space, block, crc, position);
+        ground.base.arena.copy(ground.base.pools.repair, to);
+        builder.end_record(&mut ground.base, &ground.space, RecordFields::default());
         builder.mark_repair();
-        self.ground.log.issue(&mut self.ground.base, builder, false);
+        ground.log.issue(&mut ground.base, builder, false);
         true
     }
 
     /// The copy is in the log. What was flushed once is to be stable again.
-    pub(crate) fn repaired(&mut self) {
+    pub(crate) fn repaired(&mut self, ground: &mut Ground) {
         if let Some(front) = self.repairs.queue.front() {
-            let id = front.volume;
-            if let Some(volume) = &mut self.ground.volumes[id.0 as usize] {
+            if let Some(volume) = &mut ground.volumes[front.volume.0 as usize] {
                 volume.count.repaired_blocks += 1;
             }
-            self.ground.log.want_stable();
-            self.end_repair(End::Good);
+            ground.log.want_stable();
+            self.end_repair(ground, End::Good);
         }
     }
 
     /// The first repair is over, for now at least.
-    fn end_repair(&mut self, end: End) {
+    fn end_repair(&mut self, ground: &mut Ground, end: End) {
         let repair = self.repairs.queue.pop_front().expect("it was being made");
         let Repair { volume, block, position, .. } = repair;
-        match end {
-            End::Later(at) => {
-                let attempts = repair.attempts + 1;
-                self.repairs.queue.push_back(Repair { stage: Stage::Queued(at), attempts, ..repair });
-            }
-            End::Good => {
-                self.ground.space.unpin(position);
-                self.ground.bad.remove(position);
-            }
-            End::Lost => {
-                self.ground.space.unpin(position);
-                self.ground.bad.remove(position);
-                if self.ground.volumes[volume.0 as usize].is_some() {
-                    self.ground.lose_for_good(volume, block, position);
-                }
-            }
+        if let End::Later(at) = end {
+            let attempts = repair.attempts + 1;
+            self.repairs.queue.push_back(Repair { stage: Stage::Queued(at), attempts, ..repair });
+        } else {
+            ground.space.unpin(position);
+            ground.bad.remove(position);
         }
-        self.ground.log.set_repairs(!self.repairs.queue.is_empty());
+        if end == End::Lost && ground.volumes[volume.0 as usize].is_some() {
+            ground.lose_for_good(volume, block, position);
+        }
+        ground.log.set_repairs(!self.repairs.queue.is_empty());
         let mut at = 0;
         while let Some(&reader) = self.repairs.readers.get(at) {
             if (reader.volume, reader.block) != (volume, block) {
@@ -246,38 +267,10 @@ impl Engine {
                 continue;
             }
             self.repairs.readers.swap_remove(at);
-            match end {
-                End::Later(_) => self.ops[reader.op].error = Some(RequestError::Io),
-                // Wherever the block is now, or that it is lost, is found out as for any read.
-                End::Good | End::Lost => self.read_blocks(reader.op, block, 1, reader.buf),
-            }
-            self.read_is_nearer(reader.op);
+            // Wherever the block is now, or that it is lost, is found out as for any read.
+            let is_known = !matches!(end, End::Later(_));
+            self.repairs.ended.push_back((reader, is_known));
         }
-        self.ground.base.out.stir();
-    }
-
-    /// A peer whose copy this is asked for a block: reads it, if it is the one that is meant.
-    pub(crate) fn start_block(&mut self, id: OpId, crc: u32) {
-        let op = self.ops[id];
-        let (volume, block) = (op.request.volume, op.first_block);
-        match self.ground.volume(volume).ledger.index().lookup(block) {
-            Lookup::At(position)
-                if op.blocks == 1
-                    && self.ground.space.marks.crc(position) == crc
-                    && !mutated!(BlockNotGiven) =>
-            {
-                let buf = op.request.buf.expect("a read has a buffer");
-                self.read_cached(CachedRead {
-                    op: id,
-                    volume,
-                    block,
-                    blocks: 1,
-                    position,
-                    buf,
-                    again: false,
-                });
-            }
-            _ => self.complete(id, Err(RequestError::Invalid)),
-        }
+        ground.base.out.stir();
     }
 }

@@ -320,6 +320,10 @@ impl Engine {
         unreadable |= replay(&mut engine, &tail, &mut report, now);
         let ids: Vec<VolumeId> = engine.ground.ids().collect();
         for id in ids {
+            let published = engine.ground.volume(id).log.published();
+            engine.front.add(id, published);
+            engine.peers.add(id);
+            engine.peers.follow(id, published, false);
             engine.drain.restore(&mut engine.ground, id, now);
             let volume = engine.ground.volume_mut(id);
             report.blocks_lost += volume.ledger.blocks().lost;

@@ -1,37 +1,11 @@
-//! The owner's side of a second copy (RFC 9): what the peer is sent, and what waits until it has it.
+//! The owner's side of a second copy (RFC 9): what it counts for, and how far it is.
 //!
 //! Who the peer is, when its copy is whole, and what the ownership record says is not decided here: the driver of the
 //! core tells by [`Engine::set_pairing`] what the copy counts for, and by [`Engine::peer_has`] how far it goes.
 
-use crate::api::{Degraded, Have, LogStatus, Mode, Nanos, Pairing, PeerOp, VolumeId};
-use crate::base::flight::OpId;
+use crate::api::{Have, LogStatus, Mode, Nanos, Pairing, PeerOp, VolumeId};
 use crate::control::volume::{Task, Volume};
 use crate::engine::Engine;
-use crate::log::copy::RecordRoom;
-
-impl Volume {
-    /// What its next record may have; see [`SecondCopy::record_room`]. `None` if there is to be no record now.
-    pub(crate) fn record_room(&self) -> Option<RecordRoom> {
-        if self.is_stopped() {
-            return None;
-        }
-        self.copy.as_ref().map_or(Some(RecordRoom::UNBOUNDED), |copy| copy.record_room())
-    }
-
-    /// Changes wait until there is a second copy that counts.
-    fn is_stopped(&self) -> bool {
-        // What is about to change or to go waits for what has come before.
-        let idle = !self.closing && matches!(self.task, Task::None | Task::Snapshot { .. });
-        // Nothing can have a copy before what is lost is overwritten.
-        let whole = self.loss().is_none();
-        self.degraded == Degraded::Stopped && self.spec.mode == Mode::WriteBack && idle && whole
-    }
-
-    /// The peer gets every record, and may have what is bad here.
-    pub(crate) fn is_sending(&self) -> bool {
-        self.copy.as_ref().is_some_and(|copy| copy.sends())
-    }
-}
 
 impl Engine {
     /// Says what the volume's second copy counts for from now on; nothing of one that has no backend. Where none was, and one begins, it gets every record
@@ -117,21 +91,18 @@ impl Engine {
             stable: volume.log.durable(),
             sent: volume.progress.sent(),
             drained: volume.sequence_whole(),
-            acknowledged: volume.sequence_acknowledged,
+            acknowledged: self.front.acknowledged(id),
             failed: self.ground.base.dead,
-            held_up: self.is_held_up(volume),
+            held_up: self.front.is_held_up(&self.ground, id),
             peer_asked: volume.copy.as_ref().map_or(0, |copy| copy.asked()),
             peer_stable: volume.copy.as_ref().map_or(0, |copy| copy.stable()),
             fenced: volume.fenced,
         })
     }
 
-    /// Whether the volume's next change waits for room at its peer.
-    fn is_held_up(&self, volume: &Volume) -> bool {
-        let Some(&front) = volume.pending.front().filter(|_| !volume.is_stopped()) else { return false };
-        let room = volume.record_room();
-        let (blocks, ranges) = self.ops[front].needs_room();
-        room.is_none_or(|room| room.blocks() < blocks || room.ranges() < ranges)
+    /// The peer says what it has of a block that it was asked for: a good copy, or none.
+    pub fn peer_block(&mut self, now: Nanos, id: VolumeId, block: u64, crc: u32, data: Option<&[u8]>) {
+        self.peers.answered(&mut self.ground, now, (id, block, crc), data);
     }
 
     /// Goes on with what the peer has now.
@@ -140,13 +111,7 @@ impl Engine {
         let (ops, parts) = copy.take_waiting();
         parts.into_iter().for_each(|part| self.drain.stable(&mut self.ground, part));
         for op in ops {
-            self.go_on(now, op);
+            self.front.go_on(&mut self.ground, now, op);
         }
-    }
-
-    /// Takes out the operations of all volumes that wait for their peers.
-    pub(crate) fn all_waiting_for_peers(&mut self) -> Vec<OpId> {
-        let copies = self.ground.volumes.iter_mut().flatten().filter_map(|volume| volume.copy.as_mut());
-        copies.flat_map(|copy| copy.take_waiting_ops()).collect()
     }
 }

@@ -5,37 +5,33 @@
 //! written there, and then no block of that object comes from the parent any more. Who opens the image finds out which
 //! objects there are; from then on nobody else writes the image, and what this core sends there it knows.
 
-use crate::api::{BLOCK_BYTES, ControlError, Mode, VolumeId};
-use crate::blocks::index::Lookup;
-use crate::blocks::own::Source;
-use crate::control::volume::Volume;
+use crate::api::{ControlError, VolumeId};
+use crate::blocks::own::OwnObjects;
 use crate::engine::Engine;
 
-/// Where a stretch of blocks is found.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Found {
-    /// The volume whose index has it, or whose image.
-    pub(crate) volume: VolumeId,
-    /// What the index of that volume says.
-    pub(crate) lookup: Lookup,
-    /// No index has it, and no image: it reads as zero.
-    pub(crate) hole: bool,
-    /// How many blocks are like the first one.
-    pub(crate) blocks: u32,
-}
-
-impl Volume {
-    /// Where the image has a block from, and how many of the next `n` are like it.
-    fn source(&self, block: u64, n: u32) -> (Source, u32) {
-        if !self.own_known {
-            return (Source::Own, n);
-        }
-        let (source, bytes) = self.own.source(block * BLOCK_BYTES as u64, u64::from(n) * BLOCK_BYTES as u64);
-        (source, bytes.div_ceil(BLOCK_BYTES as u64) as u32)
-    }
-}
-
 impl Engine {
+    /// From now on it is known what the image of volume `id` has of its own: `found` is what it had when it was opened. Before that,
+    /// everything counts as own.
+    ///
+    /// # Errors
+    /// The volume is not there or not attached.
+    pub fn set_own(&mut self, id: VolumeId, found: &OwnObjects) -> Result<(), ControlError> {
+        self.check_attached(id)?;
+        let volume = self.ground.volume_mut(id);
+        volume.own.find(found);
+        volume.own_known = true;
+        Ok(())
+    }
+
+    /// The volume is there and has its backend.
+    pub(crate) fn check_attached(&self, id: VolumeId) -> Result<(), ControlError> {
+        match self.ground.volumes.get(id.0 as usize).and_then(Option::as_ref) {
+            None => Err(ControlError::Gone),
+            Some(volume) if !volume.attached || volume.closing => Err(ControlError::Detached),
+            Some(_) => Ok(()),
+        }
+    }
+
     /// From now on, what the image of volume `id` has from its parent (see [`Engine::set_own`]) is read through the volume `parent`,
     /// which is attached and read-only and has the same content there. The parent cannot be removed while it has clones.
     ///
@@ -64,24 +60,5 @@ impl Engine {
     /// Whether a volume is the parent of another one.
     pub(crate) fn is_parent(&self, id: VolumeId) -> bool {
         self.ground.volumes.iter().flatten().any(|volume| volume.parent == Some(id))
-    }
-
-    /// Where a block of a volume is found, and how many of the next `n` are like it.
-    pub(crate) fn find(&self, id: VolumeId, block: u64, n: u32) -> Found {
-        let (mut id, mut n) = (id, n);
-        loop {
-            let volume = self.ground.volume(id);
-            let (lookup, blocks) = volume.ledger.index().lookup_run(block, n);
-            let found = Found { volume: id, lookup, hole: false, blocks };
-            if lookup != Lookup::Absent {
-                return found;
-            }
-            let (source, blocks) = volume.source(block, blocks);
-            let parent = volume.parent.filter(|_| volume.mode != Mode::Off);
-            match (source, parent) {
-                (Source::Parent, Some(parent)) => (id, n) = (parent, blocks),
-                _ => return Found { hole: source == Source::Hole, blocks, ..found },
-            }
-        }
     }
 }
