@@ -18,9 +18,11 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use serde_json::json;
 use tidepool_replica::Limits;
+use tidepool_testkit::daemon::tidepool;
 use tidepool_testkit::rng::{self, Rng};
 use tidepool_testkit::stamps::{Mix, Progress, Workload, WorkloadOptions};
 use tidepool_testkit::{Error, Scratch, one_at_a_time};
+use tidepool_tests::failover::{Ended, ended};
 use tidepool_tests::pair::{Host, Pair, PairOptions};
 use tidepool_tests::rig::{MIB, VOLUME};
 use tidepool_tests::wire::WireMode;
@@ -298,6 +300,32 @@ fn g1_an_owner_that_is_cut_off_from_everybody_answers_no_reads_until_it_knows() 
     let told = String::from_utf8_lossy(&output.stdout);
     assert!(told.contains("read 65536/65536"), "it is the owner: {told}");
     pair.owner().wait_degraded().expect("the record says that it is alone");
+}
+
+/// Runs `tidepool volume drain --all` on a host.
+fn drain_all(host: &Host) -> Ended {
+    let mut command = Command::new(tidepool().expect("the program"));
+    command.args(["volume", "drain", "--all", "--format", "json", "--admin"]).arg(host.admin.socket());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    ended(command.spawn().expect("it starts")).expect("it ends")
+}
+
+#[test]
+fn all_volumes_of_a_host_are_drained_but_not_the_copies_that_it_has_of_others() {
+    let _turn = one_at_a_time();
+    let pair = pair();
+    let mut workload = workload(&pair, 61);
+    workload.run(200).expect("a run");
+    let copy = pair.peer().volume().expect("a status").expect("it has a copy");
+    assert_eq!(copy["state"], "replica");
+    let drained = |ended: Ended| {
+        assert_eq!((ended.status, ended.error.as_str()), (0, ""), "{}", ended.output);
+        serde_json::from_str::<serde_json::Value>(&ended.output).expect("JSON")
+    };
+    assert_eq!(drained(drain_all(pair.peer())), json!([]), "a copy is drained by its owner");
+    assert_eq!(drained(drain_all(pair.owner()))[0]["name"], VOLUME);
+    let owned = pair.owner().volume().expect("a status").expect("it serves the volume");
+    assert_eq!(owned["dirty_bytes"], 0);
 }
 
 /// Writes of a host's daemon behind so many bytes of a file fail from here on.

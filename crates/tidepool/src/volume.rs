@@ -154,11 +154,14 @@ async fn drain(client: &Client, name: Option<&str>) -> Result<Vec<VolumeReport>,
         return Ok(vec![client.drain(name).await?]);
     }
     let mut drains = tokio::task::JoinSet::new();
-    // Of a volume that is only configured the cache holds nothing.
-    let is_empty = |volume: &VolumeReport| {
-        volume.state == State::Unavailable && volume.dirty_bytes == 0 && volume.dirty_zero_bytes == 0
+    let is_drained_here = |volume: &VolumeReport| match volume.state {
+        // Its owner drains it.
+        State::Replica => false,
+        // Of a volume that is only configured the cache holds nothing.
+        State::Unavailable => volume.dirty_bytes > 0 || volume.dirty_zero_bytes > 0,
+        _ => true,
     };
-    let mut waiting = client.volumes().await?.into_iter().filter(|volume| !is_empty(volume));
+    let mut waiting = client.volumes().await?.into_iter().filter(is_drained_here);
     let mut reports = Vec::new();
     let mut failure = None;
     loop {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
@@ -216,7 +216,7 @@ impl Daemon {
     fn begin_drain(&self) -> Result<Process, PlacementError> {
         let mut command = Command::new(&self.program);
         command.args(["volume", "drain", "--all"]).arg(format!("--admin={}", self.admin.display()));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         Process::spawn(command).map_err(failed("cannot run `tidepool volume drain`"))
     }
 
@@ -355,7 +355,11 @@ pub(super) fn drain(
                     // time until now is not that of a whole drain.
                     Some(status) => {
                         let command = "tidepool volume drain --all".to_string();
-                        return Err(PlacementError::Command { command, output: status.to_string() });
+                        let mut output = format!("{status}: ");
+                        if let Some(told) = &mut drain.child().stderr {
+                            told.read_to_string(&mut output).map_err(failed("cannot read what the drain says"))?;
+                        }
+                        return Err(PlacementError::Command { command, output });
                     }
                     None => break,
                 }
