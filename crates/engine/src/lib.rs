@@ -4,22 +4,26 @@
 //! runs, [`format_device`] lays a device out and [`Engine::open`] brings it back, through [`device`].
 //! [`Contents`] reads a device on which no core runs.
 //!
-//! The rooms, from the bottom up (RFC 10 says which may use which):
+//! The rooms, from the bottom up, and which may use which, by path and by method (RFC 10 says why, `make tidy`
+//! whether it is so):
 //!
-//! | room | what it is about |
-//! |---|---|
-//! | [`format`](mod@format) | what stands on the device, and beside an image |
-//! | `base` | memory, effects on their way out, small tools |
-//! | `blocks` | where each block is, and what changes that |
-//! | `backend` | the backend of a volume: whether it works, and what its flushes cover |
-//! | `log` | records, appends and segments that are being written |
-//! | `front` | clients: changes, reads, flushes, and when they are answered |
-//! | `cache` | what is kept of what was read, and how segments become free |
-//! | `drain` | what is dirty goes to the image, in groups or not |
-//! | `peers` | the second copy at another host |
-//! | `checkpoint` | from where the next start begins |
-//! | `control` | volumes come, change and go |
-//! | `recovery` | a device on which no core runs yet, or none at all |
+//! | room | what it is about | may use |
+//! |---|---|---|
+//! | [`api`] | what goes into the core, and what comes out | nothing; everybody may use it |
+//! | [`status`] | what is said of a device and its volumes | `api`; everybody may use it |
+//! | [`format`](mod@format) | what stands on the device, and beside an image | nothing |
+//! | `base` | memory, effects on their way out, small tools | `format` |
+//! | `blocks` | where each block is, and what changes that | `base`, `format` |
+//! | `backend` | the backend of a volume: whether it works, and what its flushes cover | `base` |
+//! | `log` | records, appends and segments that are being written | `base`, `format`, `blocks` |
+//! | `front` | clients: changes, reads, flushes, and when they are answered | `base`, `format`, `blocks`, `log`, `backend` |
+//! | `cache` | what is kept of what was read, and how segments become free | `base`, `format`, `blocks`, `log`, `backend` |
+//! | `drain` | what is dirty goes to the image, in groups or not | `base`, `format`, `blocks`, `log`, `backend` |
+//! | `peers` | the second copy at another host | `base`, `format`, `blocks`, `log`, `backend` |
+//! | `checkpoint` | from where the next start begins | `base`, `format`, `blocks`, `log`, `backend` |
+//! | `control` | volumes come, change and go | everything above |
+//! | `recovery` | a device on which no core runs yet, or none at all | everything above `control` |
+//! | `engine` | the loop | everything |
 
 pub mod api;
 mod backend;
