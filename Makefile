@@ -6,7 +6,7 @@ CARGO ?= cargo
 HOURS ?= 1
 ARGS ?=
 
-.PHONY: help demo test long bench calibrate lint fmt deny sbom deps soak crash lost pair fuzz guard ceph18 mutations mutants seeds compare baseline
+.PHONY: help demo test long bench calibrate lint tidy fmt deny sbom deps soak crash lost pair fuzz guard ceph18 mutations mutants seeds compare baseline
 
 help: ## this list
 	@grep -hE '^[a-z0-9]+:.*##' Makefile | sed -E 's/^([a-z0-9]+):.*## /\1\t/' | expand -t 10
@@ -39,6 +39,10 @@ lint: ## formatting and clippy, warnings denied
 	$(CARGO) clippy --release --locked -p tidepool-sim --features mutations --all-targets -- -D warnings
 	$(CARGO) fmt --manifest-path mutants/Cargo.toml -- --check
 	$(CARGO) clippy --locked --manifest-path mutants/Cargo.toml --target-dir target/mutants/target -- -D warnings
+
+tidy: ## whether the rooms of the core use only what they may, and structs, functions and files stay small; ARGS="--crate engine --summary"
+	@scripts/tidy_test.py --quiet
+	@scripts/tidy.py $(ARGS)
 
 fmt: ## format everything
 	$(CARGO) fmt --all
