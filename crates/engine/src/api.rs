@@ -5,8 +5,6 @@
 //! [`crate::Engine::next_effect`] returns, and reports the outcome of each effect that carries a
 //! [`Token`] with [`Event::Done`], exactly once. Effects may complete in any order.
 
-use crate::base::mem::Buf;
-
 /// Cache and volume block size in bytes; the unit of the index and of every checksum.
 pub const BLOCK_BYTES: usize = 4096;
 /// Smallest addressable unit of a client request in bytes.
@@ -566,4 +564,79 @@ pub struct Extent {
     pub zero: bool,
     /// Held in the cache (always so when dirty).
     pub cached: bool,
+}
+
+/// Why a volume cannot be added or attached.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AddError {
+    /// Bad name.
+    #[error("a volume's name has 1 to 64 characters of A-Z a-z 0-9 . _ - @, not {0:?}")]
+    Name(String),
+    /// Name in use.
+    #[error("volume {0} exists already")]
+    Exists(String),
+    /// No such volume, or it is attached already.
+    #[error("there is no detached volume with that number")]
+    NotDetached,
+    /// Too many.
+    #[error("the cache device holds {0} volumes already, which is the most")]
+    TooMany(u32),
+    /// Size not a multiple of a sector, zero, or beyond what the index can hold.
+    #[error(
+        "a volume of {0} bytes cannot be served: the size must be a multiple of {SECTOR_BYTES} up to 1 PiB"
+    )]
+    Size(u64),
+    /// The volume has become smaller than what the cache holds dirty.
+    #[error("the image has shrunk to {0} bytes, but the cache holds newer data beyond its end")]
+    Shrunk(u64),
+    /// URI or attachment too long.
+    #[error("the backend's {0} is too long")]
+    TooLong(&'static str),
+    /// The device has failed.
+    #[error("the cache device has failed")]
+    Device,
+    /// The cache cannot hold as much as the owner of a copy was told.
+    #[error("the cache has no room for a copy of the volume now")]
+    NoRoom,
+}
+
+impl VolumeSpec {
+    /// Whether a volume can be served so.
+    pub(crate) fn check(&self) -> Result<(), AddError> {
+        let good = |c: char| c.is_ascii_alphanumeric() || "._-@".contains(c);
+        if self.name.is_empty() || self.name.len() > 64 || !self.name.chars().all(good) {
+            return Err(AddError::Name(self.name.clone()));
+        }
+        if !is_size(self.size_bytes) {
+            return Err(AddError::Size(self.size_bytes));
+        }
+        if self.backend.len() > 1024 {
+            return Err(AddError::TooLong("URI"));
+        }
+        if self.attachment.len() > ATTACHMENT_BYTES_MAX {
+            return Err(AddError::TooLong("attachment"));
+        }
+        Ok(())
+    }
+}
+
+/// A stretch of the arena: `offset` and `len` in bytes. It is a name, not a reference; its holder
+/// has the right to use those bytes until it is given back with [`Arena::free`](crate::mem::Arena::free).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Buf {
+    /// First byte in the arena; block-aligned when returned by [`Arena::alloc`](crate::mem::Arena::alloc).
+    pub offset: u32,
+    /// Bytes.
+    pub len: u32,
+}
+
+impl Buf {
+    /// The part of this buffer from `start`, `len` bytes long.
+    ///
+    /// # Panics
+    /// If the part is not inside the buffer.
+    pub fn slice(self, start: usize, len: usize) -> Buf {
+        assert!(start + len <= self.len as usize, "slice {start}+{len} of a {} byte buffer", self.len);
+        Buf { offset: self.offset + start as u32, len: len as u32 }
+    }
 }

@@ -16,14 +16,15 @@
 //! | `blocks` | where each block is, and what changes that | `base`, `format` |
 //! | `backend` | the backend of a volume: whether it works, and what its flushes cover | `base` |
 //! | `log` | records, appends and segments that are being written | `base`, `format`, `blocks` |
-//! | `front` | clients: changes, reads, flushes, and when they are answered | `base`, `format`, `blocks`, `log`, `backend` |
-//! | `cache` | what is kept of what was read, and how segments become free | `base`, `format`, `blocks`, `log`, `backend` |
-//! | `drain` | what is dirty goes to the image, in groups or not | `base`, `format`, `blocks`, `log`, `backend` |
-//! | `peers` | the second copy at another host | `base`, `format`, `blocks`, `log`, `backend` |
-//! | `checkpoint` | from where the next start begins | `base`, `format`, `blocks`, `log`, `backend` |
+//! | `ground` | what rooms share: memory, places, the log, and what is true of each volume | `base`, `format`, `blocks`, `log`, `backend` |
+//! | `front` | clients: changes, reads, flushes, and when they are answered | `base`, `format`, `blocks`, `log`, `backend`, `ground` |
+//! | `cache` | what is kept of what was read, and how segments become free | `base`, `format`, `blocks`, `log`, `backend`, `ground` |
+//! | `drain` | what is dirty goes to the image, in groups or not | `base`, `format`, `blocks`, `log`, `backend`, `ground` |
+//! | `peers` | copies of other hosts' volumes, and blocks that are asked back | `base`, `format`, `blocks`, `log`, `backend`, `ground` |
+//! | `checkpoint` | from where the next start begins | `base`, `format`, `blocks`, `log`, `backend`, `ground` |
 //! | `control` | volumes come, change and go | everything above |
-//! | `recovery` | a device on which no core runs yet, or none at all | everything above `control` |
-//! | `engine` | the loop | everything |
+//! | `recovery` | a device on which no core runs yet, or none at all | everything above |
+//! | `engine` | the loop, of which `control` and `recovery` are parts | everything |
 
 pub mod api;
 mod backend;
@@ -42,6 +43,7 @@ mod peers;
 mod recovery;
 pub mod status;
 
+pub use api::AddError;
 #[cfg(feature = "mutations")]
 pub use base::mutation;
 pub use base::shared::EngineConfig;
@@ -49,7 +51,7 @@ pub use base::{device, mem};
 pub use blocks::own::{OBJECT_BYTES, OwnObjects, Source};
 pub use blocks::{index, marks};
 pub use cache::ghost;
-pub use control::{AddError, Attach};
+pub use control::Attach;
 pub use engine::Engine;
 pub use format::redo;
 

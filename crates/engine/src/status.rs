@@ -1,7 +1,6 @@
 //! What the core tells about itself: plain numbers, cheap to copy, for status and metrics.
 
-use crate::api::{IoError, Mode, Nanos, Op, Request, RequestError, VolumeId, VolumeSpec};
-use crate::base::mutation::mutated;
+use crate::api::{IoError, Mode, Nanos, VolumeId, VolumeSpec};
 
 /// Counters of one volume since the core was opened, and its state now.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -131,26 +130,6 @@ pub struct VolumeCounters {
     pub quota_waits: u64,
     /// Nanoseconds for which acknowledgements were held back (back-pressure).
     pub held_ns: u64,
-}
-
-impl VolumeCounters {
-    /// A client's request is answered.
-    pub(crate) fn note_reply(&mut self, request: &Request, result: Result<(), RequestError>) {
-        match (result, request.op) {
-            (Err(_), _) => self.errors += 1,
-            (_, Op::Read) => {
-                self.reads += 1;
-                self.read_bytes += if mutated!(CounterDead) { 0 } else { request.len };
-            }
-            (_, Op::Write { .. }) => {
-                self.writes += 1;
-                self.written_bytes += request.len;
-            }
-            (_, Op::Flush) => self.flushes += 1,
-            (_, Op::Discard { .. } | Op::WriteZeroes { .. }) => self.discards += 1,
-            (_, Op::Prefetch | Op::Record { .. } | Op::Block { .. } | Op::Fetch { .. }) => {}
-        }
-    }
 }
 
 /// State and counters of the cache device.

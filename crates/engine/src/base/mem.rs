@@ -4,26 +4,7 @@
 use crate::api::BLOCK_BYTES;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 
-/// A stretch of the arena: `offset` and `len` in bytes. It is a name, not a reference; its holder
-/// has the right to use those bytes until it is given back with [`Arena::free`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Buf {
-    /// First byte in the arena; block-aligned when returned by [`Arena::alloc`].
-    pub offset: u32,
-    /// Bytes.
-    pub len: u32,
-}
-
-impl Buf {
-    /// The part of this buffer from `start`, `len` bytes long.
-    ///
-    /// # Panics
-    /// If the part is not inside the buffer.
-    pub fn slice(self, start: usize, len: usize) -> Buf {
-        assert!(start + len <= self.len as usize, "slice {start}+{len} of a {} byte buffer", self.len);
-        Buf { offset: self.offset + start as u32, len: len as u32 }
-    }
-}
+pub use crate::api::Buf;
 
 /// Heap memory aligned to a block, for O_DIRECT transfers outside of the hot path.
 pub struct AlignedBuf {

@@ -1,6 +1,5 @@
 //! Small tools of the core: a slab with stable indices, a deterministic hasher, runs of positions.
 
-use crate::blocks::index::Position;
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// Items with stable `u32` indices; freed places are used again, so a steady load allocates nothing.
@@ -84,7 +83,7 @@ impl Hasher for FixedHasher {
 pub(crate) type FixedMap<K, V> = std::collections::HashMap<K, V, BuildHasherDefault<FixedHasher>>;
 
 /// The runs of `n` positions in which each follows the one before, as (first, behind the last).
-pub(crate) fn runs(n: usize, position: impl Fn(usize) -> Position) -> impl Iterator<Item = (usize, usize)> {
+pub(crate) fn runs(n: usize, position: impl Fn(usize) -> u32) -> impl Iterator<Item = (usize, usize)> {
     let mut start = 0;
     std::iter::from_fn(move || {
         let first = start;
@@ -105,7 +104,7 @@ mod tests {
 
     #[test]
     fn a_run_ends_where_a_position_does_not_follow_the_one_before() {
-        let of = |positions: &[Position]| runs(positions.len(), |i| positions[i]).collect::<Vec<_>>();
+        let of = |positions: &[u32]| runs(positions.len(), |i| positions[i]).collect::<Vec<_>>();
         assert_eq!(of(&[5, 6, 7, 9, 10, 4]), [(0, 3), (3, 5), (5, 6)]);
         assert_eq!(of(&[3, 2, 1]), [(0, 1), (1, 2), (2, 3)]);
         assert_eq!(of(&[8, 8, 9]), [(0, 1), (1, 3)]);

@@ -170,5 +170,11 @@ impl Closed {
     }
 }
 
+/// Groups of a volume that are not committed, or not in the image.
+pub(super) struct Deltas {
+    pub(super) open: Delta,
+    pub(super) closed: Option<Closed>,
+}
+
 #[cfg(test)]
 mod tests;

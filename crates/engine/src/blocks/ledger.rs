@@ -3,9 +3,10 @@
 
 use crate::api::Nanos;
 use crate::base::mutation::mutated;
-use crate::blocks::delta::{Closed, Delta};
+use crate::blocks::delta::{Closed, Delta, Deltas};
 use crate::blocks::index::{IndexBlocks, Lookup, OBJECT_BLOCKS, ObjectFlags, Position, VolumeIndex};
 use crate::blocks::space::Space;
+use crate::blocks::superseded::{inherit_refs, kill, supersede};
 use std::ops::Range;
 
 /// Object of a block.
@@ -56,12 +57,6 @@ pub(crate) enum Cleaned {
         /// It was dirty before.
         was_dirty: bool,
     },
-}
-
-/// Groups of a volume that are not committed, or not in the image.
-struct Deltas {
-    open: Delta,
-    closed: Option<Closed>,
 }
 
 /// The ledger of one volume.
@@ -638,63 +633,6 @@ impl Ledger {
         debug_assert_eq!(self.frozen, 0);
         let Ledger { index, dirty, marked, .. } = std::mem::replace(self, Ledger::new());
         Ledger { index, dirty, marked, ..Ledger::new() }
-    }
-}
-
-/// What superseding copies has come to.
-#[derive(Default)]
-struct Superseded {
-    /// Blocks that are not dirty any more.
-    cleaned: u64,
-    /// Of these, those that the closed group needs.
-    frozen: u64,
-}
-
-/// Copies that were current are not any more. Those that the closed group needs keep their place.
-fn supersede(
-    deltas: &mut Option<Box<Deltas>>,
-    space: &mut Space,
-    block: u64,
-    n: u32,
-    was: Lookup,
-) -> Superseded {
-    let mut gone = Superseded::default();
-    let Lookup::At(position) = was else { return gone };
-    let Some(closed) = deltas.as_mut().and_then(|deltas| deltas.closed.as_mut()) else {
-        gone.cleaned = kill(space, n, was);
-        return gone;
-    };
-    for i in 0..n {
-        let (block, position) = (block + u64::from(i), position + i);
-        let needed = closed.delta.index.lookup(block) == Lookup::At(position);
-        if space.marks.is_dirty(position) && needed {
-            space.freeze(position);
-            closed.frozen.push(block);
-            gone.frozen += 1;
-            gone.cleaned += 1;
-        } else {
-            gone.cleaned += u64::from(space.kill(position));
-        }
-    }
-    gone
-}
-
-/// Copies are of no use any more; tells how many were dirty.
-fn kill(space: &mut Space, n: u32, was: Lookup) -> u64 {
-    match was {
-        Lookup::At(position) => (position..position + n).filter(|&p| space.kill(p)).count() as u64,
-        Lookup::Absent | Lookup::Zero | Lookup::Lost => 0,
-    }
-}
-
-/// What was used is no less wanted when it has been written again.
-fn inherit_refs(space: &mut Space, was: Lookup, n: u32, position: Position) {
-    let Lookup::At(old) = was else { return };
-    for i in 0..n {
-        let refs = space.marks.refs(old + i);
-        if refs > 0 {
-            space.marks.set_refs(position + i, refs);
-        }
     }
 }
 

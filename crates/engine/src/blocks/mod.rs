@@ -10,3 +10,4 @@ pub(crate) mod ledger;
 pub mod marks;
 pub(crate) mod own;
 pub(crate) mod space;
+mod superseded;

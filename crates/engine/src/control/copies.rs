@@ -1,11 +1,13 @@
 //! Copies of other hosts' volumes: they come, begin anew, promise, and are told how far their owner's image is (RFC 9).
 
-use crate::api::{BLOCK_BYTES, Begin, ControlError, RequestError, Room, VolumeId, VolumeSpec, is_size};
+use crate::api::{
+    AddError, BLOCK_BYTES, Begin, ControlError, RequestError, Room, VolumeId, VolumeSpec, is_size,
+};
 use crate::base::mutation::mutated;
-use crate::control::volume::{Task, Volume};
-use crate::control::{AddError, check_spec};
 use crate::engine::Engine;
 use crate::format::COUNTER_MAX;
+use crate::ground::task::Task;
+use crate::ground::volume::Volume;
 use crate::log::copy::WINDOW_BYTES;
 
 /// An owner is told of no more room than this, beside what it has used and not been answered yet.
@@ -27,7 +29,7 @@ impl Engine {
         room: Room,
         control: u64,
     ) -> Result<VolumeId, AddError> {
-        check_spec(&spec)?;
+        spec.check()?;
         check_begin(spec.generation, spec.size_bytes, base).map_err(|_| AddError::Size(spec.size_bytes))?;
         self.ground.count_extents(room.ranges);
         if !self.has_room(room, Room::default()) {

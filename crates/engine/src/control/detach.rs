@@ -3,34 +3,10 @@
 use crate::api::*;
 use crate::base::mutation::mutated;
 use crate::base::out::EIO;
-use crate::control::volume::{Task, Volume};
 use crate::engine::Engine;
+use crate::ground::task::Task;
 
 const ETIMEDOUT: i32 = 110;
-
-impl Volume {
-    /// There is a peer, and its copy does not count, or not any more.
-    fn is_half_paired(&self) -> bool {
-        !self.fenced && self.copy.as_ref().is_some_and(|copy| !copy.is_whole())
-    }
-
-    /// Nothing is begun any more that takes the backend.
-    pub(crate) fn is_leaving(&self) -> bool {
-        self.fenced || matches!(self.task, Task::Detach { stopping: true, .. })
-    }
-
-    /// As it would be recovered: what it holds, and nothing of what was being done with it.
-    fn let_go(&mut self) {
-        let mut left = Volume::new(self.spec.clone());
-        left.failed = self.failed;
-        left.ledger = self.ledger.take_restarted();
-        left.set_sequence(self.log.published(), self.log.chain_published());
-        left.progress.restore_drained(self.progress.drained());
-        left.forgotten_until = self.forgotten_until;
-        left.count = std::mem::take(&mut self.count);
-        *self = left;
-    }
-}
 
 impl Engine {
     /// Takes a volume's backend away, also a fenced one's. New requests are refused from now on; those under way are answered

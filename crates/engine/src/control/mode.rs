@@ -1,8 +1,8 @@
 //! What a volume does with writes: the mode that is asked for, and the one in force.
 
 use crate::api::{Degraded, DrainOrder, Mode, Nanos, VolumeId};
-use crate::control::volume::Task;
 use crate::engine::Engine;
+use crate::ground::task::Task;
 
 impl Engine {
     /// Changes the mode. [`Effect::ControlDone`](crate::api::Effect::ControlDone) comes when it is in force: for `Off` when the volume is

@@ -4,8 +4,9 @@
 //! core tells by [`Engine::set_pairing`] what the copy counts for, and by [`Engine::peer_has`] how far it goes.
 
 use crate::api::{Have, LogStatus, Mode, Nanos, Pairing, PeerOp, VolumeId};
-use crate::control::volume::{Task, Volume};
 use crate::engine::Engine;
+use crate::ground::task::Task;
+use crate::ground::volume::Volume;
 
 impl Engine {
     /// Says what the volume's second copy counts for from now on; nothing of one that has no backend. Where none was, and one begins, it gets every record

@@ -4,69 +4,9 @@ use crate::api::{BLOCK_BYTES, BackendOp, ControlError, IoError, Nanos, VOLUME_BY
 use crate::base::flight::Io;
 use crate::blocks::index::OBJECT_BLOCKS;
 use crate::blocks::ledger::object_of;
-use crate::control::volume::{Task, Volume};
 use crate::engine::Engine;
-
-/// A change of size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Resize {
-    control: u64,
-    stage: Stage,
-    size_bytes: u64,
-    old_bytes: u64,
-}
-
-/// What a change of size is waiting for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    /// Requests beyond the new end.
-    Requests,
-    /// What is on its way to the image beyond the new end, or in an object that it cuts.
-    Drains,
-    /// The image, and with it the redo, which may hold something beyond the new end.
-    Drain { sequence: u64 },
-    /// A durable checkpoint that knows nothing beyond the new end: else a restart could find newer data there than in an image
-    /// that ends before it.
-    Checkpoint { number: u64 },
-    /// The backend.
-    Backend,
-    /// A durable checkpoint with the size that the image has in the end: a restart takes what is in the log beyond the end that
-    /// it knows for damaged, so that nobody may write there before.
-    Recorded { number: u64, result: Result<(), ControlError> },
-}
-
-impl Resize {
-    /// The size that the volume has when it ends so.
-    fn last_bytes(&self, result: Result<(), ControlError>) -> u64 {
-        if result.is_ok() { self.size_bytes } else { self.old_bytes }
-    }
-}
-
-impl Volume {
-    /// Bytes of which the cache may hold something, and a checkpoint has to: more than there are while the size changes.
-    pub(crate) fn size_held(&self) -> u64 {
-        match self.task {
-            Task::Resize(Resize { stage: Stage::Requests | Stage::Drains, old_bytes, .. }) => old_bytes,
-            Task::Resize(resize @ Resize { stage: Stage::Recorded { result, .. }, .. }) => {
-                resize.last_bytes(result)
-            }
-            _ => self.spec.size_bytes,
-        }
-    }
-
-    /// The same in blocks.
-    pub(crate) fn blocks_held(&self) -> u64 {
-        self.size_held().div_ceil(BLOCK_BYTES as u64)
-    }
-
-    /// No drain of this object or a later one is to begin.
-    pub(crate) fn drain_end(&self) -> u32 {
-        match self.task {
-            Task::Resize(Resize { stage: Stage::Drains, .. }) => object_of(self.blocks()),
-            _ => u32::MAX,
-        }
-    }
-}
+use crate::ground::task::Task;
+use crate::ground::task::{Resize, Stage};
 
 impl Engine {
     /// Changes the size of a volume and of its image. A smaller one loses what lies beyond its end, dirty or not.

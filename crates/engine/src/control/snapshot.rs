@@ -6,37 +6,14 @@
 
 use crate::api::{BackendOp, ControlError, IoError, Mode, Nanos, VolumeId};
 use crate::base::flight::Io;
-use crate::base::mutation::mutated;
-use crate::control::volume::{Task, Volume};
 use crate::drain::GROUP_BLOCKS_MAX;
 use crate::engine::Engine;
+use crate::ground::task::Step;
+use crate::ground::task::Task;
 
 /// How often what has become dirty during the drain is drained before the cut, if it is more than a group.
 const PASSES_MAX: u32 = 4;
 
-/// What a snapshot is waiting for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Step {
-    /// The drain of the backlog.
-    Backlog { sequence: u64, pass: u32 },
-    /// That no group is closed, so that everything dirty can be.
-    Cut,
-    /// The image.
-    Image,
-    /// The backend.
-    Taking,
-}
-
-impl Volume {
-    /// The image is as the snapshot is to find it.
-    pub(crate) fn image_is_held(&self) -> bool {
-        match self.task {
-            Task::Snapshot { step: Step::Taking, .. } => !mutated!(SnapshotUnderWrites),
-            Task::Snapshot { step: Step::Image, .. } => !self.progress.is_grouped(),
-            _ => false,
-        }
-    }
-}
 impl Engine {
     /// Has the backend take a snapshot ([`BackendOp::Snapshot`]) of the image as the volume is at a moment after this call:
     /// with every write that was acknowledged before, exactly at a point of the acknowledged order where the drain goes by

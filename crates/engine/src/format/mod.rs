@@ -3,6 +3,7 @@
 //! Everything is little-endian, in 4 KiB blocks, and carries the cache's uuid and a CRC-32C; what can
 //! be left over from an earlier life of a segment also carries the segment's sequence.
 
+pub(crate) mod record;
 pub mod redo;
 pub(crate) mod summary;
 

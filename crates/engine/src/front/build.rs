@@ -91,7 +91,8 @@ impl Front {
                 continue;
             }
             let full = data && ground.quota_left(id) == 0;
-            if !full && !(zeroes && ground.extents_are_full()) {
+            let waits = full || zeroes && ground.extents_are_full();
+            if !waits {
                 return Some(Pending { volume: at, durable, least });
             }
             let noted = self.volumes.of_mut(id).quota_wait_noted.replace(sequence);

@@ -20,6 +20,7 @@ use crate::front::op::{ClientOp, Lock, Stage};
 use crate::front::read::MissRead;
 use crate::ground::Ground;
 use crate::log::copy::Incoming;
+use crate::status::VolumeCounters;
 use std::collections::{BTreeMap, VecDeque};
 
 /// The requests of all clients.
@@ -298,7 +299,7 @@ impl Front {
         let volume = ground.volume_mut(vid);
         let result = if volume.is_refusing() { Err(RequestError::Io) } else { result };
         ground.base.out.reply(op.request.id, result);
-        ground.volume_mut(vid).count.note_reply(&op.request, result);
+        note_reply(&mut ground.volume_mut(vid).count, &op.request, result);
         let clients = self.volumes.of_mut(vid);
         clients.requests -= 1;
         if result.is_ok() {
@@ -309,5 +310,23 @@ impl Front {
             debug_assert_eq!(lock.op, id);
             self.wake(ground, vid, lock.waiting);
         }
+    }
+}
+
+/// A client's request is answered.
+fn note_reply(count: &mut VolumeCounters, request: &Request, result: Result<(), RequestError>) {
+    match (result, request.op) {
+        (Err(_), _) => count.errors += 1,
+        (_, Op::Read) => {
+            count.reads += 1;
+            count.read_bytes += if mutated!(CounterDead) { 0 } else { request.len };
+        }
+        (_, Op::Write { .. }) => {
+            count.writes += 1;
+            count.written_bytes += request.len;
+        }
+        (_, Op::Flush) => count.flushes += 1,
+        (_, Op::Discard { .. } | Op::WriteZeroes { .. }) => count.discards += 1,
+        (_, Op::Prefetch | Op::Record { .. } | Op::Block { .. } | Op::Fetch { .. }) => {}
     }
 }

@@ -5,10 +5,10 @@ use crate::api::{BLOCK_BYTES, IoError, RECORD_BLOCKS_MAX, RequestError, VolumeId
 use crate::base::flight::{Io, OpId};
 use crate::base::mem::Buf;
 use crate::blocks::index::Position;
+use crate::format::record::Record;
 use crate::format::{RecordKind, byte, crc32c};
 use crate::ground::Ground;
 use crate::peers::Peers;
-use crate::recovery::replay::{FoundRecord, decode_record};
 
 /// Size of the buffer of an [`Op::Fetch`](crate::api::Op::Fetch), in bytes: the longest record.
 pub const FETCH_BYTES: usize = (1 + RECORD_BLOCKS_MAX) * BLOCK_BYTES;
@@ -62,7 +62,7 @@ impl Peers {
         ground.space.unpin(read.position);
         let generation = ground.volume(read.volume).spec.generation;
         let (block, data) = ground.base.arena.bytes(read.buf).split_at(BLOCK_BYTES);
-        let is_meant = |record: &FoundRecord| {
+        let is_meant = |record: &Record| {
             let header = &record.header;
             header.kind == RecordKind::Write as u8
                 && (header.uuid, header.volume.get()) == (ground.base.geo.uuid, read.volume.0)
@@ -71,11 +71,11 @@ impl Peers {
                 && usize::from(header.blocks.get()) * BLOCK_BYTES == data.len()
         };
         let mut blocks = data.chunks(BLOCK_BYTES);
-        let is_whole = |record: FoundRecord| {
+        let is_whole = |record: Record| {
             let mut with_data = record.entries.iter().filter(|entry| entry.has_data());
             with_data.all(|entry| blocks.next().is_some_and(|bytes| crc32c(bytes) == entry.value()))
         };
-        let good = result.is_ok() && decode_record(block).filter(is_meant).is_some_and(is_whole);
+        let good = result.is_ok() && Record::decode(block).filter(is_meant).is_some_and(is_whole);
         (read.op, if good { Ok(()) } else { Err(RequestError::Io) })
     }
 }

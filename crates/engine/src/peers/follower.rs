@@ -8,12 +8,12 @@ use crate::api::{BLOCK_BYTES, RECORD_BLOCKS_MAX, Request, RequestError, VolumeId
 use crate::blocks::index::ObjectFlags;
 use crate::blocks::ledger::{Ledger, Place, objects_of};
 use crate::blocks::space::Space;
+use crate::format::record::Record;
 use crate::format::{EntryKind, RecordKind, crc32c};
 use crate::ground::Ground;
 use crate::log::build::{Append, BuiltEntry};
 use crate::log::copy::{Incoming, is_zeroes};
 use crate::peers::Peers;
-use crate::recovery::replay::decode_record;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Behind everything that is published.
@@ -114,7 +114,7 @@ impl Peers {
         }
         let buf = request.buf.expect("a record has a buffer");
         let (block, data) = ground.base.arena.bytes(buf).split_at(BLOCK_BYTES);
-        let record = decode_record(block).ok_or(RequestError::Invalid)?;
+        let record = Record::decode(block).ok_or(RequestError::Invalid)?;
         let header = &record.header;
         let generation = header.generation.get();
         let incoming = Incoming::new(header.sequence.get(), &record.entries);
@@ -261,8 +261,7 @@ mod tests {
             let first = sequence as u32 * 2;
             Logged { sequence, segment: 0, life: 9, first, end: first + 2 }
         };
-        let mut replica = Replica::default();
-        replica.places = (1..=8).map(logged).collect();
+        let mut replica = Replica { places: (1..=8).map(logged).collect(), ..Replica::default() };
         thin_out(&mut replica.places);
         let left: Vec<_> = replica.places.iter().map(|logged| (logged.sequence, logged.behind())).collect();
         assert_eq!(left, [2, 4, 5, 6, 7, 8].map(|n| (n, (9, n as u32 * 2 + 2))));

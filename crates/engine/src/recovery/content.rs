@@ -5,9 +5,9 @@ use crate::base::device::Device;
 use crate::base::mem::AlignedBuf;
 use crate::base::shared::EngineConfig;
 use crate::blocks::index::{Lookup, Position};
-use crate::control::volume::Volume;
 use crate::engine::Engine;
 use crate::format::{Geometry, byte, crc32c};
+use crate::ground::volume::Volume;
 use crate::recovery::recover::{OpenError, Rebuilt, RecoveryReport, load_checkpoint, read, read_superblock};
 use crate::status::{DeviceStatus, VolumeStatus};
 

@@ -10,11 +10,11 @@ use crate::base::mutation::mutated;
 use crate::base::shared::EngineConfig;
 use crate::blocks::space::{NONE, Segment, SegmentState};
 use crate::checkpoint::combined_crc;
-use crate::control::volume::Volume;
 use crate::engine::Engine;
 use crate::format::summary::decode_summary;
 use crate::format::summary::encode_summary;
 use crate::format::*;
+use crate::ground::volume::Volume;
 use crate::recovery::replay::{SegmentRecords, replay};
 use zerocopy::FromBytes;
 

@@ -6,14 +6,14 @@ use crate::base::device::Device;
 use crate::base::mem::AlignedBuf;
 use crate::base::mutation::mutated;
 use crate::blocks::index::{Lookup, Position};
-use crate::control::volume::Volume;
 use crate::engine::Engine;
+use crate::format::record::Record;
 use crate::format::summary::decode_summary;
 use crate::format::*;
+use crate::ground::volume::Volume;
 use crate::recovery::recover::{OpenError, RecoveryReport, read};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use zerocopy::FromBytes;
-use zerocopy::little_endian::{U16, U32};
+use zerocopy::little_endian::U16;
 
 /// A record as read back.
 pub(crate) struct FoundRecord {
@@ -214,44 +214,10 @@ impl SegmentRecords {
 }
 
 /// A record's header block, if it is one.
-pub(crate) fn decode_record(bytes: &[u8]) -> Option<FoundRecord> {
-    if bytes[..4] != RECORD_MAGIC {
-        return None;
-    }
-    let header: RecordHeader = open(bytes)?;
-    let kind = RecordKind::from_number(header.kind)?;
-    let n = usize::from(header.entries.get());
-    if header.version.get() > FORMAT_VERSION || n > RECORD_ENTRIES_MAX {
-        return None;
-    }
-    let at = size_of::<RecordHeader>();
-    let end = at + n * size_of::<Entry>();
-    let entries = <[Entry]>::ref_from_bytes(&bytes[at..end]).ok()?.to_vec();
-    let data = entries.iter().filter(|e| e.has_data()).count();
-    if entries.iter().any(|e| e.kind().is_none()) || data != usize::from(header.blocks.get()) {
-        return None;
-    }
-    // Only writes have ranges: what is filled or moved are blocks, one behind the other.
-    if kind != RecordKind::Write && data != n {
-        return None;
-    }
-    let counters = [header.sequence, header.durable_sequence, header.checkpoint, header.segment_sequence];
-    if counters.iter().any(|counter| counter.get() > COUNTER_MAX) {
-        return None;
-    }
-    let mut olds = Vec::new();
-    if kind == RecordKind::Move {
-        let raw = <[U32]>::ref_from_bytes(&bytes[end..end + n * 4]).ok()?;
-        olds.extend(raw.iter().map(|o| o.get()));
-    }
-    Some(FoundRecord {
-        header,
-        first_block: 0,
-        entries,
-        olds,
-        good: Vec::with_capacity(n),
-        unreadable: false,
-    })
+fn decode_record(bytes: &[u8]) -> Option<FoundRecord> {
+    let Record { header, entries, olds } = Record::decode(bytes)?;
+    let good = Vec::with_capacity(entries.len());
+    Some(FoundRecord { header, first_block: 0, entries, olds, good, unreadable: false })
 }
 
 /// The version of a block that is the header of a record of this life of the segment, if this program does not know it.

@@ -184,19 +184,6 @@ impl VolumeIndex {
         }
     }
 
-    /// Whether `is` holds of any stretch of the blocks: it is told what is known of a stretch, and how many blocks that has.
-    pub(crate) fn any(&self, blocks: std::ops::Range<u64>, is: impl Fn(Lookup, u32) -> bool) -> bool {
-        let mut at = blocks.start;
-        while at < blocks.end {
-            let (found, n) = self.lookup_run(at, (blocks.end - at).min(1 << 20) as u32);
-            if is(found, n) {
-                return true;
-            }
-            at += u64::from(n);
-        }
-        false
-    }
-
     /// Blocks `block..block + n` are now at `position..position + n`. What was known about them before
     /// (unless absent) is reported to `replaced`, as stretches of (first block, blocks, first value).
     ///

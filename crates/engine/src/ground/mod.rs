@@ -1,5 +1,8 @@
 //! What all rooms stand on: memory and effects, where blocks are, the log, and what is true of each volume.
 
+pub(crate) mod task;
+pub(crate) mod volume;
+
 use crate::api::*;
 use crate::base::consequences::Consequence;
 use crate::base::flight::{DeviceFailed, Io, OpId};
@@ -10,16 +13,17 @@ use crate::blocks::arriving::Arriving;
 use crate::blocks::bad::Bad;
 use crate::blocks::budget::Budget;
 use crate::blocks::extents::{self, Extents};
-use crate::blocks::index::{Lookup, Position};
+use crate::blocks::index::{Lookup, Position, VolumeIndex};
 use crate::blocks::own::Source;
 use crate::blocks::space::Space;
-use crate::control::volume::Volume;
+use crate::format::record::Record;
 use crate::format::{ExtentKind, Geometry, RecordKind, Stream};
+use crate::ground::volume::Volume;
 use crate::log::build::{Append, Builder, BuiltEntry, RecordFields};
 use crate::log::copy::{Incoming, is_zeroes, room_of};
 use crate::log::stable::{Look, Waiting};
 use crate::log::{Log, Want};
-use crate::recovery::replay::decode_record;
+use std::ops::Range;
 
 /// Where a stretch of blocks is found.
 #[derive(Debug, Clone, Copy)]
@@ -420,7 +424,7 @@ impl Ground {
             return false;
         }
         let header = buf.slice(0, BLOCK_BYTES);
-        let record = decode_record(self.base.arena.bytes(header)).expect("it was read when it came");
+        let record = Record::decode(self.base.arena.bytes(header)).expect("it was read when it came");
         builder.begin_record(id, RecordKind::Write);
         let mut from = BLOCK_BYTES;
         for entry in record.entries {
@@ -487,18 +491,18 @@ impl Ground {
             Lookup::Zero => true,
             Lookup::Absent | Lookup::Lost => false,
         };
-        volume.ledger.index().any(first..end, is_dirty)
+        any(volume.ledger.index(), first..end, is_dirty)
     }
 
     /// Whether the only copy of any of the blocks is lost.
     pub(crate) fn has_lost(&self, id: VolumeId, first: u64, end: u64) -> bool {
         let index = self.volume(id).ledger.index();
-        index.blocks().lost > 0 && index.any(first..end, |found, _| found == Lookup::Lost)
+        index.blocks().lost > 0 && any(index, first..end, |found, _| found == Lookup::Lost)
     }
 
     /// Whether the index knows anything about the blocks.
     pub(crate) fn is_known(&self, id: VolumeId, first: u64, end: u64) -> bool {
-        self.volume(id).ledger.index().any(first..end, |found, _| found != Lookup::Absent)
+        any(self.volume(id).ledger.index(), first..end, |found, _| found != Lookup::Absent)
     }
 
     /// Where a block of a volume is found, and how many of the next `n` are like it.
@@ -524,4 +528,17 @@ impl Ground {
     pub(crate) fn recheck_all(&mut self) {
         self.volumes.iter_mut().flatten().for_each(|volume| volume.recheck = true);
     }
+}
+
+/// Whether `is` holds of any stretch of the blocks: it is told what is known of a stretch, and how many blocks that has.
+fn any(index: &VolumeIndex, blocks: Range<u64>, is: impl Fn(Lookup, u32) -> bool) -> bool {
+    let mut at = blocks.start;
+    while at < blocks.end {
+        let (found, n) = index.lookup_run(at, (blocks.end - at).min(1 << 20) as u32);
+        if is(found, n) {
+            return true;
+        }
+        at += u64::from(n);
+    }
+    false
 }

@@ -1,45 +1,23 @@
-//! One volume: its index, its place in the log, and the requests that wait for something.
+//! One volume, as all rooms know it: what is true of it, where its blocks are, and how far its log and its drain are.
 
-use crate::api::{BLOCK_BYTES, Begin, ControlError, Degraded, DrainOrder, Mode, Nanos, VolumeId, VolumeSpec};
+use crate::api::{BLOCK_BYTES, ControlError, Degraded, DrainOrder, Mode, VolumeId, VolumeSpec};
 use crate::backend::Backend;
 use crate::base::flight::OpId;
 use crate::base::mutation::mutated;
 use crate::base::progress::{Backlog, Progress};
 use crate::blocks::budget::Reserve;
 use crate::blocks::ledger::Ledger;
+use crate::blocks::ledger::object_of;
 use crate::blocks::own::OwnObjects;
 use crate::blocks::own::Source;
-use crate::control::check_spec;
-use crate::control::resize::Resize;
-use crate::control::snapshot::Step;
 use crate::format::{COUNTER_MAX, VolumeItem};
+use crate::ground::task::{Resize, Stage, Step, Task};
 use crate::log::copy::RecordRoom;
 use crate::log::copy::SecondCopy;
 use crate::log::sequences::Sequences;
 use crate::status::VolumeCounters;
 use std::collections::VecDeque;
 use zerocopy::FromZeros;
-
-/// What is being done to the volume as a whole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Task {
-    /// Nothing.
-    None,
-    /// Draining, then dropping all blocks (to mode off, or attached in it).
-    Purge { control: u64, attaching: bool },
-    /// Draining, verifying, then leaving the device.
-    Remove { control: u64, verify: bool },
-    /// Leaving the device with what is dirty.
-    GiveUp { control: u64 },
-    /// Bringing the image to a cut, for a snapshot of it.
-    Snapshot { control: u64, step: Step },
-    /// Taking another size.
-    Resize(Resize),
-    /// Letting go of the backend, if that has come about by `until`: with `stopping` nothing is sent to it any more.
-    Detach { control: u64, stopping: bool, until: Nanos },
-    /// Throwing away what a replica holds, to begin with the record after `base`.
-    Begin { control: u64, begin: Begin },
-}
 
 /// A volume.
 pub(crate) struct Volume {
@@ -168,7 +146,7 @@ impl Volume {
             generation: item.generation.get(),
             attachment: item.attachment.get(..usize::from(item.attachment_len.get()))?.to_vec(),
         };
-        check_spec(&spec).ok()?;
+        spec.check().ok()?;
         if item.sequence.get().max(item.sequence_drained.get()) > COUNTER_MAX {
             return None;
         }
@@ -220,6 +198,61 @@ impl Volume {
         }
         let (source, bytes) = self.own.source(block * BLOCK_BYTES as u64, u64::from(n) * BLOCK_BYTES as u64);
         (source, bytes.div_ceil(BLOCK_BYTES as u64) as u32)
+    }
+
+    /// Bytes of which the cache may hold something, and a checkpoint has to: more than there are while the size changes.
+    pub(crate) fn size_held(&self) -> u64 {
+        match self.task {
+            Task::Resize(Resize { stage: Stage::Requests | Stage::Drains, old_bytes, .. }) => old_bytes,
+            Task::Resize(resize @ Resize { stage: Stage::Recorded { result, .. }, .. }) => {
+                resize.last_bytes(result)
+            }
+            _ => self.spec.size_bytes,
+        }
+    }
+
+    /// The same in blocks.
+    pub(crate) fn blocks_held(&self) -> u64 {
+        self.size_held().div_ceil(BLOCK_BYTES as u64)
+    }
+
+    /// No drain of this object or a later one is to begin.
+    pub(crate) fn drain_end(&self) -> u32 {
+        match self.task {
+            Task::Resize(Resize { stage: Stage::Drains, .. }) => object_of(self.blocks()),
+            _ => u32::MAX,
+        }
+    }
+
+    /// The image is as the snapshot is to find it.
+    pub(crate) fn image_is_held(&self) -> bool {
+        match self.task {
+            Task::Snapshot { step: Step::Taking, .. } => !mutated!(SnapshotUnderWrites),
+            Task::Snapshot { step: Step::Image, .. } => !self.progress.is_grouped(),
+            _ => false,
+        }
+    }
+
+    /// There is a peer, and its copy does not count, or not any more.
+    pub(crate) fn is_half_paired(&self) -> bool {
+        !self.fenced && self.copy.as_ref().is_some_and(|copy| !copy.is_whole())
+    }
+
+    /// Nothing is begun any more that takes the backend.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.fenced || matches!(self.task, Task::Detach { stopping: true, .. })
+    }
+
+    /// As it would be recovered: what it holds, and nothing of what was being done with it.
+    pub(crate) fn let_go(&mut self) {
+        let mut left = Volume::new(self.spec.clone());
+        left.failed = self.failed;
+        left.ledger = self.ledger.take_restarted();
+        left.set_sequence(self.log.published(), self.log.chain_published());
+        left.progress.restore_drained(self.progress.drained());
+        left.forgotten_until = self.forgotten_until;
+        left.count = std::mem::take(&mut self.count);
+        *self = left;
     }
 
     /// No request is served any more: another owner has the image, or data is lost that cannot be named.
