@@ -1,5 +1,7 @@
 //! A testbed: a cluster on emulated devices, with SSDs where the placements need them.
 
+mod layout;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -20,56 +22,15 @@ use crate::placement::{
 };
 use crate::results::Drained;
 use crate::scratch::Scratch;
+use layout::{
+    DISK_JOURNAL_BYTES, PARTITION_BYTES_MIN, PARTITION_UNIT_BYTES, UNPARTITIONED_BYTES, disk_parts, too_small,
+};
+pub use layout::{HOSTS_MAX, Layout, Ssds};
 
-/// Bytes of each device that no partition uses: room for small files beside them.
-const UNPARTITIONED_BYTES: u64 = 64 << 20;
-/// Smallest part of an SSD, in bytes, that is used for a database or a journal.
-const PARTITION_BYTES_MIN: u64 = 256 << 20;
-/// Size of a journal that shares the OSD's disk, in bytes. Ceph's documentation says 5 GB for real
-/// disks.
-const DISK_JOURNAL_BYTES: u64 = 512 << 20;
-/// Partitions are multiples of this many bytes.
-const PARTITION_UNIT_BYTES: u64 = 1 << 20;
 /// Names of the SSDs in the hypervisors, after the hypervisors' nodes in the network.
 pub(crate) const HOST_SSDS: [&str; HOSTS_MAX as usize] = ["client-ssd", "peer-ssd"];
-/// Most hypervisors.
-pub const HOSTS_MAX: u32 = 2;
 /// Line of the clients' ceph.conf. librbd's own cache would hide the path that is measured.
 pub(crate) const NO_CACHE: &str = "rbd cache = false\n";
-
-/// Layout of a testbed.
-#[derive(Debug, Clone)]
-pub struct Layout {
-    /// Class of the emulated disks.
-    pub disk: Preset,
-    /// Number of disks.
-    pub disks: u32,
-    /// OSDs on each disk.
-    pub osds_per_disk: u32,
-    /// Size of a disk in bytes.
-    pub disk_bytes: u64,
-    /// Class and size in bytes of each SSD.
-    pub ssd: Option<(Preset, u64)>,
-    /// Places of the SSDs.
-    pub ssds: Ssds,
-    /// Hypervisors with clients, at most [`HOSTS_MAX`]. Images are distributed over them in turn.
-    pub hypervisors: u32,
-    /// Copies of each object.
-    pub replicas: u32,
-    /// Factor by which devices are slower than their class, and packets slower than `delay`, until
-    /// [`Testbed::slow`] changes it.
-    pub slowed_by: u32,
-    /// Number of equal parts into which an SSD is divided, for the placements that share it.
-    pub ssd_shares: u32,
-    /// Lines for the `[global]` section of ceph.conf.
-    pub ceph_conf: Vec<String>,
-    /// Servers among which the disks are distributed, in a network of their own. 0: everything is
-    /// on the loopback interface.
-    pub servers: u32,
-    /// Delay of a packet from one node to another, before the slowing factor is applied. It needs
-    /// servers.
-    pub delay: Option<Duration>,
-}
 
 /// A client's access to the pool of a cluster.
 #[derive(Debug, Clone)]
@@ -80,37 +41,6 @@ pub struct Entrance {
     pub client: Option<Namespace>,
 }
 
-/// Places of a testbed's SSDs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Ssds {
-    /// Whether each server with OSDs has an SSD.
-    pub in_servers: bool,
-    /// Number of hypervisors with an SSD, 0 to [`HOSTS_MAX`].
-    pub hosts: u32,
-}
-
-impl Ssds {
-    /// The SSDs that a testbed for all these placements needs, with clients on this number of
-    /// hypervisors.
-    pub fn of<'a>(arrangements: impl IntoIterator<Item = &'a Arrangement>, hypervisors: u32) -> Ssds {
-        let mut ssds = Ssds::default();
-        for arrangement in arrangements {
-            let uses = |layers: &[Layer]| {
-                arrangement.within(layers).find(|placement| placement.ssd() != Ssd::Unused)
-            };
-            ssds.in_servers |= uses(&Layer::BELOW).is_some();
-            let hosts = uses(&[Layer::Client]).map_or(0, |front| front.hosts_min().max(hypervisors));
-            ssds.hosts = ssds.hosts.max(hosts);
-        }
-        ssds
-    }
-
-    /// Number of SSDs, with OSDs on this number of servers.
-    pub fn count(self, servers: u32) -> u32 {
-        self.hosts + if self.in_servers { servers.max(1) } else { 0 }
-    }
-}
-
 /// Name of the SSD in a server.
 fn server_ssd(server: u32) -> String {
     format!("node{server}-ssd")
@@ -119,34 +49,6 @@ fn server_ssd(server: u32) -> String {
 /// Name of a disk.
 fn disk(number: u32) -> String {
     format!("disk{number}")
-}
-
-impl Layout {
-    /// The servers. All OSDs of a disk are on the same server.
-    fn servers(&self) -> Option<Servers> {
-        let of_osds = (0..self.osds()).map(|osd| self.server(osd)).collect();
-        (self.servers > 0).then_some(Servers { count: self.servers, of_osds })
-    }
-
-    fn osds(&self) -> u32 {
-        self.disks * self.osds_per_disk
-    }
-
-    /// The server of an OSD. All OSDs are on one server if there is no network.
-    fn server(&self, osd: u32) -> u32 {
-        osd % self.disks % self.servers.max(1)
-    }
-
-    /// The OSDs of a server, in ascending order.
-    fn osds_of(&self, server: u32) -> impl Iterator<Item = u32> {
-        (0..self.osds()).filter(move |osd| self.server(*osd) == server)
-    }
-
-    /// The class of the devices that hold the OSDs' data.
-    fn data_media(&self, below: &[&'static dyn Placement]) -> &Preset {
-        let on_ssd = self.ssd.as_ref().filter(|_| below.iter().any(|placement| placement.disks_are_ssds()));
-        on_ssd.map_or(&self.disk, |(preset, _)| preset)
-    }
 }
 
 /// Number of times a request waits if Ceph is told to delay its dispatches, as clients of release
@@ -710,19 +612,6 @@ fn devices(
     Ok(devices)
 }
 
-/// Sizes of a disk's partitions: the journal, if there is one, and the data, of each OSD in turn.
-fn disk_parts(layout: &Layout, below: &[&'static dyn Placement]) -> Result<Vec<u64>, PlacementError> {
-    let each = layout.disk_bytes.saturating_sub(UNPARTITIONED_BYTES) / u64::from(layout.osds_per_disk);
-    let journal =
-        if below.iter().any(|placement| placement.journal_on_disk()) { DISK_JOURNAL_BYTES } else { 0 };
-    let data = each.saturating_sub(journal) / PARTITION_UNIT_BYTES * PARTITION_UNIT_BYTES;
-    if data < 2 * PARTITION_BYTES_MIN {
-        return Err(too_small("a disk", "1 GiB for each OSD"));
-    }
-    let parts = [journal, data].into_iter().filter(|&bytes| bytes > 0);
-    Ok(parts.collect::<Vec<_>>().repeat(layout.osds_per_disk as usize))
-}
-
 /// The partitions and the server of each OSD. OSDs with consecutive numbers are on different disks.
 fn slots(devices: &[Device], layout: &Layout, below: &[&'static dyn Placement]) -> Vec<Slot> {
     let journal = below.iter().any(|placement| placement.journal_on_disk());
@@ -747,11 +636,6 @@ fn slots(devices: &[Device], layout: &Layout, below: &[&'static dyn Placement]) 
         }
     };
     (0..layout.osds()).map(slot).collect()
-}
-
-fn too_small(what: &str, least: &str) -> PlacementError {
-    let source = io::Error::new(io::ErrorKind::InvalidInput, format!("it needs {least}"));
-    failed(format!("{what} is too small"))(source)
 }
 
 fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> PlacementError {
