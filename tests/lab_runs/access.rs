@@ -52,6 +52,7 @@ pub(crate) fn testbed(directory: &Path, at: Where) -> Testbed {
         ssd_shares: 1,
         ceph_conf: Vec::new(),
         servers: u32::from(network),
+        network,
         delay: network.then_some(std::time::Duration::from_micros(50)),
     };
     let program = tidepool_testkit::daemon::tidepool().expect("the program");

@@ -32,6 +32,7 @@ fn testbed(parent: &Path, placement: &str) -> Testbed {
         replicas: 1,
         slowed_by: 1,
         servers: 1,
+        network: true,
         delay: None,
         ssd_shares: 1,
         ceph_conf: Vec::new(),

@@ -22,9 +22,7 @@ use crate::placement::{
 };
 use crate::results::Drained;
 use crate::scratch::Scratch;
-use layout::{
-    DISK_JOURNAL_BYTES, PARTITION_BYTES_MIN, PARTITION_UNIT_BYTES, UNPARTITIONED_BYTES, disk_parts, too_small,
-};
+use layout::{DISK_JOURNAL_BYTES, PARTITION_BYTES_MIN, PARTITION_UNIT_BYTES, disk_parts, too_small};
 pub use layout::{HOSTS_MAX, Layout, Ssds};
 
 /// Names of the SSDs in the hypervisors, after the hypervisors' nodes in the network.
@@ -93,11 +91,18 @@ pub struct Testbed {
     below: Vec<(&'static str, Box<dyn Applied>)>,
     devices: Vec<Device>,
     ground: Ground,
-    ssd_share_bytes: u64,
+    shares: SharesBytes,
     slowed_by: u32,
     delay: Option<Duration>,
     added: Option<Added>,
     _scratch: Scratch,
+}
+
+/// What a placement gets of an SSD, in bytes, by the place of the SSD.
+#[derive(Debug, Clone, Copy)]
+struct SharesBytes {
+    server: u64,
+    host: u64,
 }
 
 /// A device with its name and its unslowed specification.
@@ -123,16 +128,14 @@ impl Testbed {
     ) -> Result<Testbed, PlacementError> {
         let scratch = Scratch::new_in(parent, "testbed").map_err(failed("cannot make a directory"))?;
         let below: Vec<_> = arrangement.within(&Layer::BELOW).collect();
-        let ssd_share_bytes = layout.ssd.as_ref().map_or(0, |(_, bytes)| {
-            (bytes - UNPARTITIONED_BYTES.min(*bytes)) / u64::from(layout.ssd_shares.max(1))
-        });
-        let devices = devices(&scratch, layout, &below, ssd_share_bytes)?;
-        let share = |name: &str| {
+        let shares = SharesBytes { server: layout.server_share_bytes(), host: layout.host_share_bytes() };
+        let devices = devices(&scratch, layout, &below, shares.server)?;
+        let share = |name: &str, bytes: u64| {
             let ssd = devices.iter().find(|device| device.name == name)?;
-            Some(SsdShare { directory: ssd.emulated.directory().into(), bytes: ssd_share_bytes })
+            Some(SsdShare { directory: ssd.emulated.directory().into(), bytes })
         };
         let delay = layout.delay.map(|delay| delay * layout.slowed_by);
-        let servers = layout.servers();
+        let servers = layout.nodes();
         let peer = layout.hypervisors.max(layout.ssds.hosts) > 1;
         // The network is made before the cluster, because guests are in the network before the
         // cluster exists.
@@ -147,7 +150,9 @@ impl Testbed {
             replicas: layout.replicas,
             stores: Vec::new(),
             ceph_conf: layout.ceph_conf.clone(),
-            server_ssds: (0..layout.servers.max(1)).map_while(|server| share(&server_ssd(server))).collect(),
+            server_ssds: (0..layout.servers.max(1))
+                .map_while(|server| share(&server_ssd(server), shares.server))
+                .collect(),
             hosts: Vec::new(),
             hypervisors: layout.hypervisors.clamp(1, HOSTS_MAX),
             client_conf: PathBuf::new(),
@@ -186,8 +191,10 @@ impl Testbed {
         ground.client_conf = scratch.join("client.conf");
         let nodes: Vec<HostNode> =
             cluster.network().into_iter().flat_map(Network::hosts).map(HostNode::of).collect();
-        let host =
-            |(number, name): (usize, &&str)| Host { ssd: share(name), node: nodes.get(number).cloned() };
+        let host = |(number, name): (usize, &&str)| Host {
+            ssd: share(name, shares.host),
+            node: nodes.get(number).cloned(),
+        };
         let hosts = layout.hypervisors.max(layout.ssds.hosts).clamp(1, HOSTS_MAX);
         ground.gateway = cluster.network().map(|network| HostNode::of(network.monitor()));
         ground.hosts = HOST_SSDS.iter().enumerate().take(hosts as usize).map(host).collect();
@@ -201,7 +208,7 @@ impl Testbed {
             below: applied,
             devices,
             ground,
-            ssd_share_bytes,
+            shares,
             slowed_by: layout.slowed_by,
             delay: layout.delay,
             added: None,
@@ -502,9 +509,14 @@ impl Testbed {
         Entrance { conf: self.ground.client_conf.clone(), client: self.ground.namespace(host as usize) }
     }
 
-    /// Bytes of an SSD that each placement on it gets.
-    pub fn ssd_share_bytes(&self) -> u64 {
-        self.ssd_share_bytes
+    /// Bytes of the SSD in a server that each placement on it gets.
+    pub fn server_share_bytes(&self) -> u64 {
+        self.shares.server
+    }
+
+    /// Bytes of the SSD in a hypervisor that the placement on it gets.
+    pub fn host_share_bytes(&self) -> u64 {
+        self.shares.host
     }
 
     /// The counters of placements, by name, and of the access path, by its name. Placements without
@@ -596,7 +608,7 @@ fn devices(
     }
     let Some((preset, bytes)) = &layout.ssd else { return Ok(devices) };
     let users = below.iter().filter(|placement| placement.ssd() == Ssd::Partitions).count();
-    let servers = 0..if layout.ssds.in_servers { layout.servers.max(1) } else { 0 };
+    let servers = layout.servers_with_ssd();
     let osds_max = servers.clone().map(|server| layout.osds_of(server).count()).max().unwrap_or(1).max(1);
     let part = ssd_share_bytes / osds_max as u64 / PARTITION_UNIT_BYTES * PARTITION_UNIT_BYTES;
     if users > 0 && part < PARTITION_BYTES_MIN {

@@ -25,6 +25,7 @@ fn osds_run_on_emulated_devices_with_their_databases_on_an_ssd() {
         replicas: 2,
         slowed_by: 4,
         servers: 0,
+        network: false,
         delay: None,
         ssd_shares: 1,
         ceph_conf: Vec::new(),

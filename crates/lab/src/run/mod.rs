@@ -3,6 +3,7 @@
 
 mod events;
 pub mod journal;
+mod layout;
 mod measure;
 pub mod schedule;
 mod size;
@@ -14,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -29,8 +30,8 @@ use crate::network::Network;
 use crate::placement::{Arrangement, Placement, PlacementError};
 use crate::release::ROOT_BYTES;
 use crate::results::{FORMAT, Frozen, NotRun, NotRunClients, NotRunSize, Results, Run, Testbed as Described};
-use crate::suite::{Cell, Ground, Suite, Tool};
-use crate::testbed::{Added, Entrance, Layout, Testbed};
+use crate::suite::{Cell, Suite, Tool};
+use crate::testbed::{Added, Entrance, Testbed};
 use crate::words;
 use journal::Journal;
 use measure::{PASS_LIMIT, Stand};
@@ -184,7 +185,7 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
         failed: RefCell::new(None),
     };
     if runner.suite.ground.servers > 0 {
-        runner.no_network = Network::available(runner.delay()).err().map(|why| why.to_string());
+        runner.no_network = Network::available(layout::delay(&runner.suite)).err().map(|why| why.to_string());
     }
     if let Some(why) = &runner.no_network
         && journal.results.testbeds.iter().any(|testbed| !testbed.network.starts_with(LOOPBACK))
@@ -544,21 +545,7 @@ impl Runner<'_> {
     fn stand(&self, block: &Block, journal: &mut Journal) -> Result<Stand, RunError> {
         let (ground, shape) = (&self.suite.ground, &block.shape);
         let arrangement = Arrangement::parse(&shape.below).map_err(RunError::Suite)?;
-        let layout = Layout {
-            disk: class(&ground.disk)?,
-            disks: shape.disks,
-            osds_per_disk: shape.osds_per_disk,
-            disk_bytes: ground.disk_bytes,
-            ssd: Some((class(&shape.ssd)?, ground.ssd_bytes)),
-            ssds: block.ssds(ground.hypervisors).map_err(RunError::Suite)?,
-            hypervisors: ground.hypervisors,
-            replicas: shape.replicas,
-            slowed_by: ground.slowed_by,
-            ssd_shares: shape.ssd_shares,
-            ceph_conf: self.ceph_conf(),
-            servers: if self.no_network.is_none() { ground.servers } else { 0 },
-            delay: self.delay(),
-        };
+        let layout = layout::of(&self.suite, block, self.no_network.is_none())?;
         let (parent, program) = (&self.options.parent, &self.options.program);
         let mut testbed = Testbed::up(parent, program, &layout, &arrangement).map_err(RunError::Placement)?;
         testbed.calm().map_err(RunError::Placement)?;
@@ -581,7 +568,7 @@ impl Runner<'_> {
         // Caches are filled through images. A suite with only rados bench workloads measures caches
         // that were never full.
         if !images.is_empty() && arrangement.caches_below() {
-            let caches_bytes = testbed.ssd_share_bytes() * u64::from(ground.servers.max(1));
+            let caches_bytes = testbed.server_share_bytes() * u64::from(ground.servers.max(1));
             let copies = u64::from(shape.replicas) * images.len() as u64;
             let bytes = caches_bytes / copies;
             self.age(&testbed, images.iter().map(|(image, _)| (testbed.direct(image), bytes)))?;
@@ -642,14 +629,6 @@ impl Runner<'_> {
         testbed.drain(0.0, &|| self.interrupted().is_err()).map(drop).map_err(RunError::Placement)
     }
 
-    /// The suite's delay of a packet, each way, before it is slowed like the devices. `None`
-    /// without a network or a delay.
-    fn delay(&self) -> Option<Duration> {
-        let Ground { servers, delay_us, .. } = self.suite.ground;
-        let there = servers > 0 && delay_us > 0 && self.no_network.is_none();
-        there.then(|| Duration::from_micros(delay_us.into()))
-    }
-
     /// The network between clients and OSDs, in words.
     fn network(&self, testbed: &Testbed) -> String {
         let loopback = || match &self.no_network {
@@ -657,20 +636,6 @@ impl Runner<'_> {
             Some(why) => format!("{LOOPBACK}, without a delay: {why}"),
         };
         testbed.cluster().network().map_or_else(loopback, Network::describe)
-    }
-
-    /// Lines for ceph.conf. OSDs cache little in memory, because sets are smaller here than in a
-    /// data centre.
-    fn ceph_conf(&self) -> Vec<String> {
-        let bytes = self.suite.ground.osd_cache_bytes;
-        let mut lines = vec![
-            "bluestore cache autotune = false".to_string(),
-            format!("bluestore cache size = {bytes}"),
-            format!("bluestore cache size hdd = {bytes}"),
-            format!("bluestore cache size ssd = {bytes}"),
-        ];
-        lines.extend(self.suite.ground.ceph_conf.iter().cloned());
-        lines
     }
 
     /// The access path by which a measurement's hypervisors reach images.
@@ -703,7 +668,7 @@ impl Runner<'_> {
         let proof = stand.testbed.front(front).map_err(RunError::Placement)?;
         if front.is_some_and(|front| front.caches_reads() && !front.caches_in_memory()) {
             let on_host = stand.images.len().div_ceil(self.suite.ground.hypervisors.max(1) as usize);
-            let bytes = stand.testbed.ssd_share_bytes() / on_host.max(1) as u64;
+            let bytes = stand.testbed.host_share_bytes() / on_host.max(1) as u64;
             // Caches are filled without the guests in between, because requests through a guest are
             // slow.
             let image = |(image, _): &(String, u64)| (stand.testbed.outside(image), bytes);

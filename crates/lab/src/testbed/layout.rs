@@ -1,6 +1,7 @@
 //! Layout of a testbed: its devices, and their places and sizes.
 
 use std::io;
+use std::ops::Range;
 use std::time::Duration;
 
 use super::failed;
@@ -9,7 +10,7 @@ use crate::device::Preset;
 use crate::placement::{Arrangement, Layer, Placement, PlacementError, Ssd};
 
 /// Bytes of each device that no partition uses: room for small files beside them.
-pub(super) const UNPARTITIONED_BYTES: u64 = 64 << 20;
+const UNPARTITIONED_BYTES: u64 = 64 << 20;
 /// Smallest part of an SSD, in bytes, that is used for a database or a journal.
 pub(super) const PARTITION_BYTES_MIN: u64 = 256 << 20;
 /// Size of a journal that shares the OSD's disk, in bytes. Ceph's documentation says 5 GB for real
@@ -42,15 +43,19 @@ pub struct Layout {
     /// Factor by which devices are slower than their class, and packets slower than `delay`, until
     /// [`super::Testbed::slow`] changes it.
     pub slowed_by: u32,
-    /// Number of equal parts into which an SSD is divided, for the placements that share it.
+    /// Number of equal parts into which an SSD in a server is divided, for the placements that share
+    /// it. The SSD in a hypervisor has one user.
     pub ssd_shares: u32,
     /// Lines for the `[global]` section of ceph.conf.
     pub ceph_conf: Vec<String>,
-    /// Servers among which the disks are distributed, in a network of their own. 0: everything is
-    /// on the loopback interface.
+    /// Servers among which the disks are distributed, and of which each has its SSD. 0: one server
+    /// without a network.
     pub servers: u32,
+    /// Whether servers and hypervisors have a network of their own. Otherwise everything is on the
+    /// loopback interface. It needs servers.
+    pub network: bool,
     /// Delay of a packet from one node to another, before the slowing factor is applied. It needs
-    /// servers.
+    /// the network.
     pub delay: Option<Duration>,
 }
 
@@ -86,17 +91,38 @@ impl Ssds {
 }
 
 impl Layout {
-    /// The servers. All OSDs of a disk are on the same server.
-    pub(super) fn servers(&self) -> Option<Servers> {
+    /// The servers as nodes of a network, if there is one. All OSDs of a disk are on the same
+    /// server.
+    pub(crate) fn nodes(&self) -> Option<Servers> {
         let of_osds = (0..self.osds()).map(|osd| self.server(osd)).collect();
-        (self.servers > 0).then_some(Servers { count: self.servers, of_osds })
+        (self.network && self.servers > 0).then_some(Servers { count: self.servers, of_osds })
+    }
+
+    /// Bytes of an SSD that its users have. None without SSDs.
+    fn ssd_usable_bytes(&self) -> Option<u64> {
+        self.ssd.as_ref().map(|(_, bytes)| bytes.saturating_sub(UNPARTITIONED_BYTES))
+    }
+
+    /// Bytes of the SSD in a server that each placement on it gets.
+    pub(crate) fn server_share_bytes(&self) -> u64 {
+        self.ssd_usable_bytes().unwrap_or(0) / u64::from(self.ssd_shares.max(1))
+    }
+
+    /// Bytes of the SSD in a hypervisor that its one user gets, whatever stands in the servers.
+    pub(crate) fn host_share_bytes(&self) -> u64 {
+        self.ssd_usable_bytes().unwrap_or(0)
+    }
+
+    /// Numbers of the servers that have an SSD.
+    pub(crate) fn servers_with_ssd(&self) -> Range<u32> {
+        0..if self.ssds.in_servers { self.servers.max(1) } else { 0 }
     }
 
     pub(super) fn osds(&self) -> u32 {
         self.disks * self.osds_per_disk
     }
 
-    /// The server of an OSD. All OSDs are on one server if there is no network.
+    /// The server of an OSD.
     pub(super) fn server(&self, osd: u32) -> u32 {
         osd % self.disks % self.servers.max(1)
     }

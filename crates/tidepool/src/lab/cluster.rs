@@ -160,6 +160,7 @@ fn layout(args: &ClusterUpArgs) -> Result<(Layout, Arrangement), Failure> {
         replicas: args.replicas,
         slowed_by: args.slow,
         servers: args.nodes,
+        network: args.nodes > 0,
         delay: None,
         ssd_shares: arrangement.ssd_shares(),
         ceph_conf: Vec::new(),
