@@ -70,6 +70,41 @@ pub enum Slow {
     SecondCopy,
 }
 
+impl Slow {
+    /// The hop that a device belongs to, by the device's name.
+    fn of_device(name: &str) -> Slow {
+        match name {
+            name if name == HOST_SSDS[1] => Slow::SecondCopy,
+            name if name.ends_with("-ssd") => Slow::Ssd,
+            _ => Slow::Disk,
+        }
+    }
+
+    /// Checks that a testbed with these devices has the hop. `delays` is whether its network delays
+    /// packets. Time that was added to nothing would look like time that nobody measures.
+    fn check<'a>(
+        self,
+        delays: bool,
+        mut devices: impl Iterator<Item = &'a str>,
+    ) -> Result<(), PlacementError> {
+        let has_device = devices.any(|name| Slow::of_device(name) == self);
+        let (there, missing) = match self {
+            Slow::Network => (delays, "a network with a delay: it takes servers and delay_us"),
+            Slow::Disk => (has_device, "a disk"),
+            Slow::Ssd => (has_device, "an SSD in a server or the first hypervisor"),
+            Slow::SecondCopy => (has_device, "an SSD in a second hypervisor"),
+            // A cluster always has OSDs.
+            Slow::OsdQueue => (true, ""),
+        };
+        if there {
+            return Ok(());
+        }
+        let source =
+            io::Error::new(io::ErrorKind::InvalidInput, format!("the testbed does not have {missing}"));
+        Err(failed("cannot add time to a hop")(source))
+    }
+}
+
 /// Time that is added to a hop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Added {
@@ -303,17 +338,18 @@ impl Testbed {
     /// Adds a time to one hop, in place of the time that was added before; see [`Added`].
     ///
     /// # Errors
-    /// If the network or an OSD cannot be slowed.
+    /// If the testbed does not have the hop, or the network or an OSD cannot be slowed.
     pub fn add(&mut self, added: Option<Added>) -> Result<(), PlacementError> {
+        if let Some(Added { hop, .. }) = added {
+            let delays = self.cluster.network().is_some() && self.delay.is_some();
+            let devices = self.devices.iter().map(|device| device.name.as_str());
+            hop.check(delays, devices)?;
+        }
         self.added = added;
         let of =
             |hop: Slow| added.filter(|added| added.hop == hop).map_or(Duration::ZERO, |added| added.time);
         for (name, device) in self.devices() {
-            device.lengthen(of(match name {
-                name if name == HOST_SSDS[1] => Slow::SecondCopy,
-                name if name.ends_with("-ssd") => Slow::Ssd,
-                _ => Slow::Disk,
-            }));
+            device.lengthen(of(Slow::of_device(name)));
         }
         self.delay_packets()?;
         let seconds = (of(Slow::OsdQueue).as_secs_f64() / OSD_WAITS - OSD_WAIT_EXTRA_S).max(0.0);
@@ -653,4 +689,32 @@ fn slots(devices: &[Device], layout: &Layout, below: &[&'static dyn Placement]) 
 fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> PlacementError {
     let what = what.into();
     |source| PlacementError::Io { what, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_is_added_only_to_a_hop_that_the_testbed_has() {
+        let (host, server) = (HOST_SSDS.map(String::from), server_ssd(0));
+        let check = |hop: Slow, delays, devices: &[&String]| {
+            hop.check(delays, devices.iter().map(|name| name.as_str())).map_err(|error| error.to_string())
+        };
+        let disk = disk(0);
+        for (hop, without, with) in [
+            (Slow::Disk, vec![&host[0]], &disk),
+            (Slow::Ssd, vec![&disk, &host[1]], &host[0]),
+            (Slow::Ssd, vec![&disk], &server),
+            (Slow::SecondCopy, vec![&disk, &host[0], &server], &host[1]),
+        ] {
+            let told = check(hop, true, &without).expect_err("the hop is missing");
+            assert!(told.contains("does not have a"), "{told}");
+            assert_eq!(check(hop, false, &[without[0], with]), Ok(()), "{hop:?}");
+        }
+        let told = check(Slow::Network, false, &[&disk]).expect_err("nothing delays packets");
+        assert!(told.contains("does not have a network with a delay"), "{told}");
+        assert_eq!(check(Slow::Network, true, &[]), Ok(()));
+        assert_eq!(check(Slow::OsdQueue, false, &[]), Ok(()));
+    }
 }
