@@ -5,6 +5,8 @@ use std::io::{self, BufRead, BufReader};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::time::{Duration, Instant};
 
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 use tidepool_lab::device::faults::{Act, Remains, Times};
 use tidepool_lab::device::model::Kind;
 use tidepool_lab::device::{Emulated, preset};
@@ -110,6 +112,38 @@ fn the_nth_operation_of_a_kind_fails_once_or_from_then_on() {
         faults.reconnect();
         assert_eq!(read(&file, 0).expect("all is well again"), 7);
     }
+}
+
+#[test]
+fn a_trim_fails_as_planned_and_a_device_that_has_died_takes_none() {
+    let bench = Bench::new();
+    let faults = bench.device.faults();
+    let file = bench.open(0);
+    let punch = |offset| {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&file, flags, offset, 4096)
+    };
+    file.write_all_at(&[7; 8192], 0).expect("written");
+    for (remains, left) in [(Remains::Nothing, 7), (Remains::Part, 7), (Remains::All, 0)] {
+        file.write_all_at(&[7; 4096], 0).expect("written");
+        faults.fail(Kind::Trim, 2, Times::Once, remains);
+        punch(4096).expect("the first one");
+        assert_eq!(punch(0), Err(Errno::IO), "{remains:?}");
+        assert_eq!(faults.seen(Kind::Trim), 2);
+        faults.reconnect();
+        assert_eq!(
+            [read(&file, 0), read(&file, 4096)].map(|byte| byte.expect("read")),
+            [left, 0],
+            "{remains:?}"
+        );
+    }
+    file.write_all_at(&[7; 4096], 0).expect("written");
+    faults.disconnect();
+    let before = faults.refused();
+    assert_eq!(punch(0), Err(Errno::IO));
+    assert!(faults.refused() > before);
+    faults.reconnect();
+    assert_eq!(read(&file, 0).expect("read"), 7);
 }
 
 #[test]

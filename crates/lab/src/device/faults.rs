@@ -1,8 +1,8 @@
 //! Faults of an emulated device: power failures, errors, and operations that the device holds while
 //! a process is killed.
 //!
-//! There are no faults unless they are requested. A [`plan`](Faults::plan) gets each read, write
-//! and flush before the operation takes effect. Whether a power failure loses writes is set
+//! There are no faults unless they are requested. A [`plan`](Faults::plan) gets each read, write,
+//! flush and trim before the operation takes effect. Whether a power failure loses writes is set
 //! separately ([`Faults::volatile`]). Times are those of the model in any case.
 
 use std::fmt;
@@ -43,7 +43,7 @@ pub struct Operation<'a> {
 pub enum Remains {
     /// Nothing.
     Nothing,
-    /// Some sectors of a write; nothing of a flush.
+    /// Some sectors of a write; nothing of a flush or a trim.
     Part,
     /// All of it.
     All,
@@ -70,7 +70,7 @@ pub enum Times {
     Always,
 }
 
-/// A function that decides about each read, write and flush.
+/// A function that decides about each read, write, flush and trim.
 type Plan = Box<dyn FnMut(&Operation<'_>) -> Act + Send>;
 
 /// The faults of a device.
@@ -141,6 +141,11 @@ pub(super) enum Ticket {
 impl Fate {
     /// What becomes of all operations of a device without faults.
     pub(super) const PASS: Fate = Fate { remains: Remains::All, end: End::Answer };
+
+    /// Whether a trim clears its range.
+    pub(super) fn clears(self) -> bool {
+        self.remains == Remains::All
+    }
 }
 
 impl fmt::Debug for Faults {
@@ -158,8 +163,8 @@ impl Faults {
         self.update(&state);
     }
 
-    /// Calls `plan` for each read, write and flush from now on, in the order in which they arrive.
-    /// `plan` must not use the device.
+    /// Calls `plan` for each read, write, flush and trim from now on, in the order in which they
+    /// arrive. `plan` must not use the device.
     pub fn plan(&self, plan: impl FnMut(&Operation<'_>) -> Act + Send + 'static) {
         let mut state = self.lock();
         state.plan = Some(Box::new(plan));
@@ -358,7 +363,9 @@ impl Faults {
     /// Whether files may be made, renamed and removed now. Waits while the device is cut off.
     pub(super) fn is_up(&self) -> bool {
         let cut = self.changed.wait_while(self.lock(), |state| state.link == Link::Cut);
-        cut.expect("no thread panics while it holds the faults").link == Link::Up
+        let state = &mut *cut.expect("no thread panics while it holds the faults");
+        state.refused += u64::from(state.link == Link::Down);
+        state.link == Link::Up
     }
 
     /// Makes the device's file what is on the media after a power failure at a time when no process
@@ -453,5 +460,31 @@ fn tear_pieces(pieces: &mut [Piece], random: &mut Random) {
                 after.copy_from_slice(before);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_decides_about_trims_and_a_dead_device_counts_what_it_refuses() {
+        let faults = Faults::default();
+        let trim = || {
+            let (kind, number, file, offset, len) = (Kind::Trim, 0, "file", 0, 4096);
+            faults.begin(Operation { kind, number, file, offset, len, data: &[], durable: false })
+        };
+        for (remains, clears) in [(Remains::Nothing, false), (Remains::Part, false), (Remains::All, true)] {
+            faults.fail(Kind::Trim, 2, Times::Once, remains);
+            let passed = trim();
+            assert!(passed.clears() && faults.passes(passed));
+            let failed = trim();
+            assert_eq!((failed.clears(), faults.passes(failed)), (clears, false), "{remains:?}");
+            assert_eq!(faults.seen(Kind::Trim), 2);
+        }
+        faults.disconnect();
+        let refused = trim();
+        assert!(!refused.clears() && !faults.passes(refused) && !faults.is_up());
+        assert_eq!(faults.refused(), 2, "the trim, and the change of the directory");
     }
 }

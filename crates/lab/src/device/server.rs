@@ -395,11 +395,11 @@ impl Filesystem for Server {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        if !self.0.faults.is_up() {
-            return reply.error(Errno::EIO);
-        }
         let flags = FallocateFlags::from_bits_truncate(mode.cast_unsigned());
         if !flags.intersects(FallocateFlags::PUNCH_HOLE | FallocateFlags::ZERO_RANGE) {
+            if !self.0.faults.is_up() {
+                return reply.error(Errno::EIO);
+            }
             let mut files = self.0.files();
             let reserved = match flags.contains(FallocateFlags::KEEP_SIZE) {
                 true => files.reserve_only(inode.0, offset, len),
@@ -408,9 +408,14 @@ impl Filesystem for Server {
             drop(files);
             return self.change(reserved.map(|()| Vec::new()), reply);
         }
+        let fate = self.begin(Kind::Trim, inode, (offset, len), &[], false);
         let extents = self.0.files().extents(inode.0, offset, len);
-        let places = extents.iter().filter_map(|&(place, len)| Some((place?, len))).collect();
-        match (self.clear(places), Server::command(Kind::Trim, &extents)) {
+        let places = extents.iter().filter_map(|&(place, len)| Some((place?, len)));
+        let cleared = if fate.clears() { self.clear(places.collect()) } else { Ok(()) };
+        if !self.0.faults.passes(fate) {
+            return reply.error(Errno::EIO);
+        }
+        match (cleared, Server::command(Kind::Trim, &extents)) {
             (Ok(()), Some(command)) => self.0.submit(command, Answer::Empty(reply), Ticket::None),
             (Ok(()), None) => reply.ok(),
             (Err(error), _) => reply.error(error.into()),
