@@ -1,5 +1,6 @@
 //! The guests' kernel and its modules, as in Debian's package.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,7 +30,8 @@ impl Kernel {
         let missing = |what: &str| format!("{what} is not installed; on Debian: apt-get install {PACKAGE}");
         let program = crate::process::find(PROGRAM).ok_or_else(|| missing(PROGRAM))?;
         let versions = fs::read_dir(MODULES).into_iter().flatten().flatten().map(|entry| entry.path());
-        let modules = versions.filter(|path| path.join("modules.dep").is_file()).max();
+        let modules = versions.filter(|path| path.join("modules.dep").is_file());
+        let modules = modules.max_by(|a, b| by_version(a, b));
         Ok(Kernel { program, modules: modules.ok_or_else(|| missing("the kernel for guests"))? })
     }
 
@@ -45,6 +47,30 @@ impl Kernel {
             .map_err(|name| format!("the kernel in {} has no module {name}", self.modules.display()))?;
         Ok(found.into_iter().map(|module| self.modules.join(module)).collect())
     }
+}
+
+/// Compares two directories of modules by the kernels' versions, which are the directories' names.
+/// Numbers in a version compare as numbers: 6.1.0-10 comes after 6.1.0-9.
+pub(crate) fn by_version(a: &Path, b: &Path) -> Ordering {
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let (a, b) = (name(a), name(b));
+    let parts = |version| {
+        numbers_and_texts(version).map(|part: &str| {
+            let number = part.trim_start_matches('0');
+            let is_number = part.starts_with(|c: char| c.is_ascii_digit());
+            // Of two numbers, the one with more digits is larger.
+            if is_number { (number.len(), number) } else { (0, part) }
+        })
+    };
+    parts(&a).cmp(parts(&b)).then_with(|| a.cmp(&b))
+}
+
+/// The parts of a version: numbers, and the texts between them.
+fn numbers_and_texts(version: &str) -> impl Iterator<Item = &str> {
+    version.as_bytes().chunk_by(|a, b| a.is_ascii_digit() == b.is_ascii_digit()).map(|part| {
+        // A change from digit to non-digit is never inside a character.
+        std::str::from_utf8(part).expect("a part of a text, cut at an ASCII character")
+    })
 }
 
 /// Modules and all modules that they need, in the order in which they have to be loaded, from the
@@ -73,6 +99,18 @@ pub(crate) fn in_order(table: &str, names: &[&str]) -> Result<Vec<String>, Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_in_versions_compare_as_numbers() {
+        let ascending =
+            ["", "5.10.0-44", "6.1", "6.1.0-9-amd64", "6.1.0-9-cloud-amd64", "6.1.0-10", "6.12é3", "6.12é10"];
+        for (at, version) in ascending.iter().enumerate() {
+            for (other_at, other) in ascending.iter().enumerate() {
+                let path = |version: &str| Path::new("/modules").join(format!("v{version}"));
+                assert_eq!(by_version(&path(version), &path(other)), at.cmp(&other_at), "{version} {other}");
+            }
+        }
+    }
 
     #[test]
     fn what_a_module_needs_is_loaded_before_it_and_once() {

@@ -36,7 +36,7 @@ pub use agent::{Boot, init};
 pub use disks::{Disk, Source};
 pub(crate) use exec::PID;
 pub use exec::{Exec, Prefix, exec};
-pub(crate) use kernel::in_order;
+pub(crate) use kernel::{by_version, in_order};
 
 /// The network card's name in the guest.
 const LINK: &str = "vec0";

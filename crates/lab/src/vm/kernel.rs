@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{VmError, failed};
-use crate::guest::in_order;
+use crate::guest::{by_version, in_order};
 
 /// The Debian package with the kernel.
 pub(super) const PACKAGE: &str = "linux-image-cloud-amd64";
@@ -20,8 +20,8 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Of the kernels below `root` that can be read and have modules, the one whose name is the
-    /// last in alphabetical order.
+    /// Of the kernels below `root` that can be read and have modules, the one with the highest
+    /// version.
     pub fn newest(root: &Path) -> Option<Kernel> {
         let mut kernels: Vec<Kernel> = fs::read_dir(root.join("boot"))
             .ok()?
@@ -36,7 +36,7 @@ impl Kernel {
                 Some(Kernel { image: entry.path(), modules })
             })
             .collect();
-        kernels.sort_by(|a, b| a.image.cmp(&b.image));
+        kernels.sort_by(|a, b| by_version(&a.modules, &b.modules));
         let kernel = kernels.pop()?;
         if !kernel.modules.join("modules.dep").is_file() {
             // The package may be unpacked but not installed: then there is no list of dependencies
@@ -119,6 +119,20 @@ mod tests {
     fn module_names_are_those_of_the_kernel() {
         assert_eq!(name("kernel/drivers/block/virtio_blk.ko"), "virtio_blk");
         assert_eq!(name("kernel/arch/x86/crypto/crc32c-intel.ko.xz"), "crc32c_intel");
+    }
+
+    #[test]
+    fn the_newest_kernel_is_the_one_with_the_highest_numbers() {
+        let scratch = Scratch::new("kernels").expect("a directory");
+        for version in ["6.1.0-9-cloud-amd64", "6.1.0-10-cloud-amd64", "5.10.0-44-cloud-amd64"] {
+            let modules = scratch.join("lib/modules").join(version);
+            fs::create_dir_all(modules.join("kernel")).expect("a directory");
+            fs::create_dir_all(scratch.join("boot")).expect("a directory");
+            fs::write(modules.join("modules.dep"), "").expect("written");
+            fs::write(scratch.join("boot").join(format!("vmlinuz-{version}")), "").expect("written");
+        }
+        let newest = Kernel::newest(scratch.path()).expect("a kernel");
+        assert_eq!(newest.image, scratch.join("boot/vmlinuz-6.1.0-10-cloud-amd64"));
     }
 
     #[test]
