@@ -66,6 +66,14 @@ impl Journal {
                 if !same || results.machine.versions != header.machine.versions {
                     return Err(RunError::Other(path));
                 }
+                let processors = |results: &Results| (results.machine.cpus, results.machine.cpu.clone());
+                if processors(&results) != processors(&header) {
+                    return Err(RunError::OtherMachine {
+                        path,
+                        then: processors(&results),
+                        now: processors(&header),
+                    });
+                }
                 let file = OpenOptions::new().append(true).open(&path).map_err(io("open"))?;
                 lock(&file, &path)?;
                 // The last line may be incomplete if the previous process was killed while it
@@ -198,5 +206,25 @@ mod tests {
         drop(first);
         let (_, resumed) = begin(true).expect("nobody makes it any more");
         assert!(!resumed);
+    }
+
+    #[test]
+    fn a_run_goes_on_only_with_the_processors_that_it_began_with() {
+        let scratch = Scratch::new("journal").expect("a directory");
+        let out = scratch.path().join("out.json");
+        let begin = |cpus: usize, cpu: &str| {
+            let mut header = synthetic::results(&[]);
+            (header.machine.cpus, header.machine.cpu) = (cpus, cpu.into());
+            Journal::open(&out, header, false)
+        };
+        let (first, _) = begin(4, "EPYC").expect("the first");
+        drop(first);
+        for (cpus, cpu) in [(2, "EPYC"), (8, "EPYC"), (4, "Xeon")] {
+            let refused = begin(cpus, cpu).map(drop).expect_err("it is another machine").to_string();
+            let told = format!("begun with 4 processors (EPYC), and there are {cpus} ({cpu}) now");
+            assert!(refused.contains(&told), "{refused}");
+        }
+        let (_, resumed) = begin(4, "EPYC").expect("it goes on");
+        assert!(resumed);
     }
 }

@@ -113,6 +113,20 @@ pub enum RunError {
         .0.display()
     )]
     Other(PathBuf),
+    /// The measurements so far were made with other processors: their number, and their model. How
+    /// many clients and OSDs are measured depends on the number.
+    #[error(
+        "{}: begun with {} processors ({}), and there are {} ({}) now; go on with as many, choose another --out, or --restart",
+        .path.display(), .then.0, .then.1, .now.0, .now.1
+    )]
+    OtherMachine {
+        /// The journal.
+        path: PathBuf,
+        /// The processors of the machine on which it was begun.
+        then: (usize, String),
+        /// The processors of this machine.
+        now: (usize, String),
+    },
     /// Another process is writing the journal.
     #[error("{}: another run is writing it", .0.display())]
     UnderWay(PathBuf),
