@@ -515,12 +515,13 @@ pub(super) fn written_per_osd_byte(inventory: &Inventory) -> Option<f64> {
     let guests = inventory.hosts.iter().filter(|host| host.has_guests()).count() as f64;
     let written = inventory.workload.written_per_day?.get() as f64 * guests;
     let copies = inventory.cluster.replicas?.get() as f64;
-    let of_host = |host: &Host| -> u64 {
+    // The sizes of one host's drives can be added up as integers, those of all hosts' drives cannot.
+    let of_host = |host: &Host| -> f64 {
         let drives = media(host).map(|media| data_drives(host, media)).unwrap_or_default();
-        drives.iter().map(|drive| drive.osd_bytes()).sum()
+        drives.iter().map(|drive| drive.osd_bytes()).sum::<u64>() as f64
     };
-    let all: u64 = inventory.hosts.iter().filter(|host| host.has_osds()).map(of_host).sum();
-    (guests > 0.0 && all > 0).then(|| written * copies / all as f64)
+    let all: f64 = inventory.hosts.iter().filter(|host| host.has_osds()).map(of_host).sum();
+    (guests > 0.0 && all > 0.0).then(|| written * copies / all)
 }
 
 /// Years for which an endurance lasts at this rate of writes. None without writes.

@@ -274,6 +274,28 @@ mod tests {
     const GOOD: &str = "use = \"free\"\npower-loss-protection = true\ngrade = \"good\"";
 
     #[test]
+    fn the_largest_inventory_is_planned() {
+        let drives = |kind: &str, count: u32, usage: &str| {
+            format!(
+                "[[host.drive]]\nkind = \"{kind}\"\nsize = \"4096TiB\"\ncount = {count}\nuse = \"{usage}\"\n\
+                 power-loss-protection = true\ngrade = \"good\"\nsync-write-mb-s = 1000000000\ndwpd = 1000000000\n"
+            )
+        };
+        let mut text = "[cluster]\nceph = \"14\"\nreplicas = 1000000000\n[workload]\nblock-size = \"4KiB\"\n\
+                        read-percent = 0\nqueue-depth = 1\nworking-set = \"4096TiB\"\n\
+                        written-per-day = \"4096TiB\"\naccept-loss = \"1s\"\n"
+            .to_string();
+        for host in 0..18 {
+            text.push_str(&format!("[[host]]\nname = \"h{host}\"\nrole = \"both\"\n"));
+            text.push_str(&(drives("hdd", 240, "osd") + &drives("ssd", 16, "free")));
+        }
+        text.push_str("[[offer]]\nkind = \"nvme\"\nsize = \"4096TiB\"\nprice = 1000000000\n");
+        let plan = plan_of(&text);
+        let written = plan.bills.iter().filter_map(|bill| bill.written_per_day_bytes);
+        assert!(written.clone().all(|bytes| bytes > 0.0) && written.count() > 0, "{:#?}", plan.bills);
+    }
+
+    #[test]
     fn what_is_unfit_unknown_or_in_use_gets_no_place_and_stands_in_no_command() {
         for (more, rule) in [
             ("use = \"free\"\npower-loss-protection = false\ngrade = \"good\"", "power-loss"),
