@@ -2,6 +2,7 @@
 
 use crate::backend::OpenOptions;
 use crate::error::BackendError;
+use crate::file::Seen;
 use crate::uri::BackendUri;
 use crate::{file, nbd, rbd};
 use serde::Serialize;
@@ -84,6 +85,14 @@ impl CheckReport {
         }
     }
 
+    /// Adds what was seen of the lock; `free` says that nobody holds it.
+    pub(crate) fn lock(&mut self, outcome: Result<Seen, BackendError>, free: &str) {
+        match outcome {
+            Ok(Seen::Nothing(why)) => self.warn("lock", why),
+            seen => drop(self.step("lock", seen, |_| free.into())),
+        }
+    }
+
     /// Removes the plan if the open would be refused.
     fn finish(mut self) -> CheckReport {
         if !self.usable {
@@ -93,8 +102,9 @@ impl CheckReport {
     }
 }
 
-/// Checks the image, its lock and its record as [`crate::open`] does, and says what an open would
-/// do. What the cache holds is not compared with the image and its redo. Blocks.
+/// Checks the image, its lock and its record as [`crate::open`] does with these options, and says
+/// what an open would do. What the options do not tell of the cache is not compared with the image
+/// and its redo. Blocks.
 pub fn check(uri: &BackendUri, options: &OpenOptions) -> CheckReport {
     let mut report = CheckReport::new(uri);
     match uri {

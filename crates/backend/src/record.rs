@@ -525,6 +525,15 @@ impl Ownership {
         self.state == OwnerState::Clean && (self.cache_uuid.is_nil() || !self.claims.is_empty())
     }
 
+    /// Refuses a cache that may not have the image, or that may lack something of it: all that a
+    /// record says against an open. The check of an image asks no less.
+    pub(crate) fn check(&self, what: &str, options: &OpenOptions) -> Result<(), BackendError> {
+        self.check_elsewhere(what, options)?;
+        self.check_owner(what, Uuid::from_bytes(options.cache_uuid))?;
+        self.check_whole(what, options)?;
+        self.check_known(what, options)
+    }
+
     /// Refuses an image whose newest data is in another cache.
     pub(crate) fn check_owner(&self, what: &str, cache_uuid: Uuid) -> Result<(), BackendError> {
         if self.state == OwnerState::Clean || self.cache_uuid == cache_uuid {

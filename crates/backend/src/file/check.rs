@@ -1,14 +1,12 @@
 //! The dry run of opening a file or device.
 
-use super::owner::{self, Located};
-use super::{Caching, FileShelf, Image, transport};
+use super::owner::Located;
+use super::{Caching, Image, Seen, check_located, transport};
 use crate::backend::OpenOptions;
 use crate::check::CheckReport;
 use crate::record::{OwnerState, Ownership};
-use crate::redo::check_version;
 use rustix::fs::FileType;
 use std::path::Path;
-use uuid::Uuid;
 
 /// Checks the image, its lock and its ownership record, and adds to the report what was found.
 pub(crate) fn check(path: &Path, options: &OpenOptions, report: &mut CheckReport) {
@@ -25,33 +23,26 @@ pub(crate) fn check(path: &Path, options: &OpenOptions, report: &mut CheckReport
     // Taken for a moment, and released below.
     let lock = image.lock(options.read_only).and_then(|()| match &located {
         Ok(located) => located.sidecar.check_lock(&image.what, options.read_only),
-        Err(_) => Ok(()),
+        Err(_) => Ok(Seen::Free),
     });
-    report.step("lock", lock, |()| "free".into());
-    let cache_uuid = Uuid::from_bytes(options.cache_uuid);
+    report.lock(lock, "free");
     let read = located.and_then(|located| {
-        let Located { sidecar, record, .. } = &located;
         located.check_recognised(&image.what, options)?;
-        if let Some(record) = record {
-            record.check_whole(&image.what, options)?;
-            record.check_owner(&image.what, cache_uuid)?;
-        }
+        let continuity = check_located(&image.what, &located, &image.file, options)?;
         if !options.read_only {
-            check_version(&image.what, &FileShelf::new(sidecar))?;
-            sidecar.check_writable()?;
+            located.check_turn(options.state_dir.as_deref())?;
+            located.sidecar.check_writable()?;
         }
-        Ok(located)
+        Ok((located, continuity))
     });
     image.unlock();
-    let Some(located) = report.step("ownership", read, |located| describe(located.record.as_ref())) else {
-        return;
-    };
+    let found = report.step("ownership", read, |(located, _)| describe(located.record.as_ref()));
+    let Some((located, continuity)) = found else { return };
     if options.read_only {
         report.would.push("lock the image shared and only read it".into());
         return;
     }
     let generation = located.record.as_ref().map_or(1, |record| record.generation.saturating_add(1));
-    let continuity = owner::continuity(&located, cache_uuid, &image.file);
     if let Some(why) = located.forgets() {
         report.warn("identity", why);
     }

@@ -43,7 +43,7 @@ use uuid::Uuid;
 pub(crate) use check::{check, describe};
 pub(crate) use counted::Counted;
 pub(crate) use same::ImageId;
-pub(crate) use sidecar::{Lock, Sidecar, files, state_dir};
+pub(crate) use sidecar::{Lock, Seen, Sidecar, files, state_dir};
 
 /// Longest wait of an open for a lock holder that has died with requests in flight.
 const DYING_WAIT: Duration = Duration::from_secs(30);
@@ -175,22 +175,7 @@ fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Resul
         true => None,
         false => sidecar.lock(what, options.read_only)?,
     };
-    if let Some(record) = record {
-        record.check_elsewhere(what, options)?;
-        record.check_owner(what, cache_uuid)?;
-        record.check_whole(what, options)?;
-        record.check_known(what, options)?;
-    }
-    if !options.read_only {
-        group_redo::check_version(what, &FileShelf::new(sidecar))?;
-    }
-    let continuity = owner::continuity(&located, cache_uuid, file).of_generation(record.as_ref(), options);
-    continuity.check_dirty(what, options)?;
-    if let (Some(sequence), Some(record)) = (options.sequence, record.as_ref())
-        && record.cache_uuid == cache_uuid
-    {
-        group_redo::check_cache(what, &FileShelf::new(sidecar), record, sequence)?;
-    }
+    let continuity = check_located(what, &located, file, options)?;
     if options.read_only {
         let continuity = Continuity::unproven("the image is opened read-only, without ownership");
         return Ok(Taken { ownership: None, generation: 0, continuity, lock });
@@ -204,6 +189,32 @@ fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Resul
     let _ = sidecar.sync_directory();
     sidecar.write(&record)?;
     Ok(Taken { generation: record.generation, ownership: Some((sidecar, record)), continuity, lock })
+}
+
+/// Refuses an open by what the record, the redo and the state of the image say against it. Returns
+/// what is known about writes of others. The check of an image asks no less.
+fn check_located(
+    what: &str,
+    located: &Located,
+    file: &OwnedFd,
+    options: &OpenOptions,
+) -> Result<Continuity, BackendError> {
+    let Located { sidecar, record, .. } = located;
+    let cache_uuid = Uuid::from_bytes(options.cache_uuid);
+    if let Some(record) = record {
+        record.check(what, options)?;
+    }
+    if !options.read_only {
+        group_redo::check_version(what, &FileShelf::new(sidecar))?;
+    }
+    let continuity = owner::continuity(located, cache_uuid, file).of_generation(record.as_ref(), options);
+    continuity.check_dirty(what, options)?;
+    if let (Some(sequence), Some(record)) = (options.sequence, record.as_ref())
+        && record.cache_uuid == cache_uuid
+    {
+        group_redo::check_cache(what, &FileShelf::new(sidecar), record, sequence)?;
+    }
+    Ok(continuity)
 }
 
 /// Gives up what a lost cache holds; see [`crate::abandon`].

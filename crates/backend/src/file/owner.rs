@@ -100,6 +100,15 @@ impl Located {
         Ok((Located::of(path, file, state_dir)?, turn))
     }
 
+    /// Fails if an open could not take the lock under which the record of a device is looked for.
+    /// Changes nothing.
+    pub(super) fn check_turn(&self, state_dir: Option<&Path>) -> Result<(), BackendError> {
+        match self.sidecar.is_among_others() {
+            true => Sidecar::within(sidecar::state_dir(state_dir), TURN).check_lock_file(),
+            false => Ok(()),
+        }
+    }
+
     /// Warns that a device without a record may be the one for which another cache holds data.
     pub(crate) fn warn_of_others(&self, what: &str, cache_uuid: Uuid) {
         if self.record.is_some() {
@@ -123,7 +132,7 @@ impl Located {
             return Ok(());
         }
         // A record whose lock is held belongs to a device that is being served.
-        let is_free = |sidecar: &Sidecar| sidecar.check_lock(what, false).is_ok();
+        let is_free = |sidecar: &Sidecar| !sidecar.is_locked(what);
         let own = |records: &[(Sidecar, Ownership)]| -> Vec<String> {
             let own = records.iter().filter(|(_, record)| record.is_by(options.cache_uuid));
             own.filter(|(sidecar, _)| is_free(sidecar))

@@ -38,6 +38,9 @@ pub(crate) fn files(dir: &Path, what: &'static str) -> Result<Vec<PathBuf>, Back
 /// Suffix of the file that holds the next record until it replaces the last one.
 const SPARE: &str = ".new";
 
+/// How the file of a lock is opened.
+const LOCK_ACCESS: OFlags = OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
 /// Space that is reserved for the next record, in bytes: one block of a file system.
 const ROOM_BYTES: u64 = 4096;
 
@@ -53,6 +56,15 @@ pub(crate) struct Sidecar {
 /// The lock that goes with an image's record. It is released when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Lock(OwnedFd);
+
+/// What a check sees of a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// Nobody holds it.
+    Free,
+    /// It is not known whether somebody holds it, and why.
+    Nothing(String),
+}
 
 impl Drop for Lock {
     fn drop(&mut self) {
@@ -105,14 +117,34 @@ impl Sidecar {
         }
     }
 
-    /// Checks whether the lock is free, and leaves no trace.
-    pub(crate) fn check_lock(&self, what: &str, read_only: bool) -> Result<(), BackendError> {
-        match rustix::fs::open(self.lock_path(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
-            Ok(file) if self.common => super::lock(what, &file, read_only).map(|()| drop(Lock(file))),
-            // Without a lock file that can be opened, no lock is seen. A record beside its image
-            // has no lock.
-            _ => Ok(()),
+    /// Checks whether the lock is free, and leaves no trace. Fails where [`Sidecar::lock`] would.
+    pub(crate) fn check_lock(&self, what: &str, read_only: bool) -> Result<Seen, BackendError> {
+        if !self.common {
+            return Ok(Seen::Free);
         }
+        match rustix::fs::open(self.lock_path(), LOCK_ACCESS, Mode::empty()) {
+            Ok(file) => super::lock(what, &file, read_only).map(|()| drop(Lock(file))).map(|()| Seen::Free),
+            // An open makes the file.
+            Err(Errno::NOENT) => Ok(Seen::Free),
+            Err(e) if read_only => Ok(Seen::Nothing(format!(
+                "not known: {} cannot be opened ({e}); it is read without a lock, also while another process writes",
+                self.lock_path().display()
+            ))),
+            Err(e) => Err(self.lock_error(e)),
+        }
+    }
+
+    /// Fails if the lock's file could not be opened.
+    pub(super) fn check_lock_file(&self) -> Result<(), BackendError> {
+        match rustix::fs::open(self.lock_path(), LOCK_ACCESS, Mode::empty()) {
+            Ok(_) | Err(Errno::NOENT) => Ok(()),
+            Err(e) => Err(self.lock_error(e)),
+        }
+    }
+
+    /// Whether another process is seen to hold the lock.
+    pub(super) fn is_locked(&self, what: &str) -> bool {
+        matches!(self.check_lock(what, false), Err(BackendError::Locked { .. }))
     }
 
     /// Takes the lock when its holder releases it. For locks that are held for a moment only.
@@ -134,10 +166,11 @@ impl Sidecar {
         let path = self.lock_path();
         // A process that can read the file could hold the lock, so only its owner may read it. The
         // file is not replaced, because a process may hold its lock.
-        let (access, own) = (OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
-        let open = || rustix::fs::open(&path, access, Mode::empty());
+        let own = Mode::RUSR | Mode::WUSR;
+        let open = || rustix::fs::open(&path, LOCK_ACCESS, Mode::empty());
+        let make = || rustix::fs::open(&path, LOCK_ACCESS | OFlags::CREATE | OFlags::EXCL, own);
         let file = match open() {
-            Err(Errno::NOENT) => match rustix::fs::open(&path, access | OFlags::CREATE | OFlags::EXCL, own) {
+            Err(Errno::NOENT) => match make() {
                 Err(Errno::EXIST) => open(),
                 made => made,
             },
@@ -147,7 +180,11 @@ impl Sidecar {
                 let _ = rustix::fs::fchmod(file, own);
             }),
         };
-        file.map_err(|e| BackendError::io(path.display(), "open the lock file", e))
+        file.map_err(|e| self.lock_error(e))
+    }
+
+    fn lock_error(&self, e: Errno) -> BackendError {
+        BackendError::io(self.lock_path().display(), "open the lock file", e)
     }
 
     /// A path beside the record: that of the record with a suffix.
@@ -292,5 +329,33 @@ fn keep_room(spare: &Path) {
     });
     if let Err(error) = taken {
         tracing::debug!(spare = %spare.display(), %error, "no room is kept for the next record");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_nobody_can_see_is_not_told_to_be_free() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let sidecar = Sidecar::within(dir.path(), "x");
+        assert_eq!(sidecar.check_lock("x", false).expect("no file"), Seen::Free);
+        assert!(!sidecar.lock_path().exists(), "a check leaves no trace");
+        let held = sidecar.lock("x", false).expect("free");
+        assert!(matches!(sidecar.check_lock("x", false), Err(BackendError::Locked { .. })));
+        assert!(sidecar.is_locked("x"));
+        drop(held);
+        assert_eq!(sidecar.check_lock("x", false).expect("free again"), Seen::Free);
+        // Root may open every file, but nobody follows a link there.
+        fs::remove_file(sidecar.lock_path()).expect("removed");
+        std::os::unix::fs::symlink("elsewhere", sidecar.lock_path()).expect("a link");
+        let told = sidecar.check_lock("x", false).expect_err("an open fails, too").to_string();
+        assert!(told.contains("open the lock file"), "{told}");
+        assert_eq!(sidecar.lock("x", false).map(drop).expect_err("it does").to_string(), told);
+        assert!(!sidecar.is_locked("x"), "nobody is seen to hold it");
+        let Ok(Seen::Nothing(why)) = sidecar.check_lock("x", true) else { panic!("a reader sees nothing") };
+        assert!(why.contains("not known") && why.contains("x.lock"), "{why}");
+        assert!(sidecar.lock("x", true).expect("it reads nevertheless").is_none());
     }
 }

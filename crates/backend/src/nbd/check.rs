@@ -6,7 +6,6 @@ use crate::backend::OpenOptions;
 use crate::check::CheckReport;
 use crate::file;
 use tidepool_nbd::NbdUri;
-use uuid::Uuid;
 
 /// Checks the export, its lock and its ownership record, and adds to the report what was found.
 pub(crate) fn check(uri: &NbdUri, options: &OpenOptions, report: &mut CheckReport) {
@@ -24,21 +23,16 @@ pub(crate) fn check(uri: &NbdUri, options: &OpenOptions, report: &mut CheckRepor
         features(&terms, report);
     }
     let sidecar = owner::sidecar(uri, options.state_dir.as_deref());
-    report.step("lock", sidecar.check_lock(&place.what, options.read_only), |()| "free on this host".into());
-    let cache_uuid = Uuid::from_bytes(options.cache_uuid);
+    report.lock(sidecar.check_lock(&place.what, options.read_only), "free on this host");
     let read = sidecar.read().and_then(|record| {
-        if let Some(record) = &record {
-            record.check_whole(&place.what, options)?;
-            record.check_owner(&place.what, cache_uuid)?;
-        }
+        let continuity = owner::check(&place.what, record.as_ref(), options)?;
         if !options.read_only {
             sidecar.check_writable()?;
         }
-        Ok(record)
+        Ok((record, continuity))
     });
-    let Some(record) = report.step("ownership", read, |record| file::describe(record.as_ref())) else {
-        return;
-    };
+    let found = report.step("ownership", read, |(record, _)| file::describe(record.as_ref()));
+    let Some((record, continuity)) = found else { return };
     if options.read_only {
         report.would.push("lock the export on this host, shared, and only read it".into());
         return;
@@ -46,7 +40,7 @@ pub(crate) fn check(uri: &NbdUri, options: &OpenOptions, report: &mut CheckRepor
     let generation = record.as_ref().map_or(1, |record| record.generation.saturating_add(1));
     report.would.push("lock the export on this host; the server keeps no other client away".into());
     report.would.push(format!("write generation {generation} to {}", sidecar.path().display()));
-    report.would.push(owner::continuity(record.as_ref(), cache_uuid).plan());
+    report.would.push(continuity.plan());
 }
 
 fn describe(terms: &Terms) -> String {

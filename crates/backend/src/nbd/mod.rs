@@ -27,7 +27,6 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use tidepool_engine::api::IoError;
 use tidepool_nbd::NbdUri;
-use uuid::Uuid;
 
 pub(crate) use check::check;
 
@@ -120,17 +119,9 @@ pub(crate) fn take_over(uri: &NbdUri, how: &TakeOver) -> Result<Ownership, Backe
 impl NbdBackend {
     /// Checks and takes the ownership of a locked export.
     fn take(&self, sidecar: Sidecar, options: &OpenOptions) -> Result<(u64, Continuity), BackendError> {
-        let (what, cache_uuid) = (&self.place.what, Uuid::from_bytes(options.cache_uuid));
+        let what = &self.place.what;
         let record = sidecar.read()?;
-        if let Some(record) = &record {
-            record.check_elsewhere(what, options)?;
-            record.check_owner(what, cache_uuid)?;
-            record.check_whole(what, options)?;
-            record.check_known(what, options)?;
-        }
-        let continuity =
-            owner::continuity(record.as_ref(), cache_uuid).of_generation(record.as_ref(), options);
-        continuity.check_dirty(what, options)?;
+        let continuity = owner::check(what, record.as_ref(), options)?;
         if self.read_only {
             return Ok((0, Continuity::unproven("the export is opened read-only, without ownership")));
         }

@@ -5,6 +5,8 @@
 //! means. They exclude two caches of one host from each other. Nothing excludes a client on another
 //! host.
 
+use crate::backend::OpenOptions;
+use crate::error::BackendError;
 use crate::file::{self, Sidecar};
 use crate::identity::export;
 use crate::record::{Continuity, OwnerState, Ownership};
@@ -32,10 +34,25 @@ fn name(uri: &NbdUri) -> String {
     format!("{readable}-{digest}")
 }
 
+/// Refuses an open by what the record says against it. Returns what is known about writes of
+/// others. The check of an export asks no less.
+pub(super) fn check(
+    what: &str,
+    record: Option<&Ownership>,
+    options: &OpenOptions,
+) -> Result<Continuity, BackendError> {
+    if let Some(record) = record {
+        record.check(what, options)?;
+    }
+    let cache_uuid = Uuid::from_bytes(options.cache_uuid);
+    let continuity = continuity(record, cache_uuid).of_generation(record, options);
+    continuity.check_dirty(what, options).map(|()| continuity)
+}
+
 /// Whether another client has written since the record was made. The server tells nothing about
 /// that. Another client may have written even while this cache owned the export, so clean cached
 /// data is never kept.
-pub(super) fn continuity(record: Option<&Ownership>, cache_uuid: Uuid) -> Continuity {
+fn continuity(record: Option<&Ownership>, cache_uuid: Uuid) -> Continuity {
     if let Some(known) = Continuity::of_record(record, cache_uuid) {
         return known;
     }

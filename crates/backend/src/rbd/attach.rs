@@ -554,7 +554,7 @@ impl Spot<'_> {
 }
 
 /// Refuses a cache that has lost records which the image's redo names.
-fn check_cache(
+pub(super) fn check_cache(
     place: &Place,
     cluster: &Arc<Cluster>,
     survey: &Survey,

@@ -1,5 +1,6 @@
 //! The dry run of opening an image in a pool.
 
+use super::attach::check_cache;
 use super::cluster::{Cluster, grant};
 use super::fence::{self, Fences};
 use super::image::{Access, Image};
@@ -9,7 +10,7 @@ use super::survey::{Holder, Survey};
 use crate::backend::OpenOptions;
 use crate::check::CheckReport;
 use crate::file;
-use crate::record::{Fenced, OwnerState, Ownership};
+use crate::record::{Continuity, Fenced, OwnerState, Ownership};
 use crate::redo::check_version;
 use crate::uri::BackendUri;
 use uuid::Uuid;
@@ -88,7 +89,18 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
                 Fences::plan(&place, &survey, &holder, options, own_s, false).map(drop)
             })
     };
-    let owner = owner.and_then(|()| survey.check_whole(&place, options));
+    let continuity = survey.continuity(cache_uuid, &holder).of_generation(survey.record.as_ref(), options);
+    let owner = owner.and_then(|()| survey.check_whole(&place, options)).and_then(|()| {
+        if options.read_only {
+            return Ok(());
+        }
+        if let Some(record) = &survey.record {
+            record.check_elsewhere(&place.what, options)?;
+            record.check_known(&place.what, options)?;
+            check_cache(&place, &cluster, &survey, record, options)?;
+        }
+        continuity.check_dirty(&place.what, options)
+    });
     report.step("ownership", owner, |()| file::describe(survey.record.as_ref()));
     let fences = standing_fences(&cluster, survey.record.as_ref());
     if !fences.is_empty() {
@@ -106,7 +118,7 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
         report.would.push("open the image read-only, without lock and ownership".into());
         return;
     }
-    plan(&survey, &holder, cache_uuid, report);
+    plan(&survey, &holder, &continuity, report);
 }
 
 /// The fences that the record lists and the cluster has. If the cluster does not report its fences,
@@ -130,7 +142,7 @@ fn describe(holder: &Holder) -> String {
     }
 }
 
-fn plan(survey: &Survey, holder: &Holder, cache_uuid: Uuid, report: &mut CheckReport) {
+fn plan(survey: &Survey, holder: &Holder, continuity: &Continuity, report: &mut CheckReport) {
     let would = &mut report.would;
     if let Some(record) = survey.record.as_ref().filter(|record| record.state == OwnerState::Open) {
         let who = if record.taken_from.is_some() { "former owner" } else { "killed process" };
@@ -148,5 +160,5 @@ fn plan(survey: &Survey, holder: &Holder, cache_uuid: Uuid, report: &mut CheckRe
     });
     let generation = survey.record.as_ref().map_or(1, |record| record.generation.saturating_add(1));
     would.push(format!("write generation {generation} to object {}", survey.facts.owner()));
-    would.push(survey.continuity(cache_uuid, holder).plan());
+    would.push(continuity.plan());
 }

@@ -45,8 +45,14 @@ pub fn failed(report: &CheckReport, name: &str) -> String {
     item.detail.clone()
 }
 
-/// The line with which an open is refused.
+/// The line with which an open is refused. A check with the same options does not call the image
+/// usable, unless the open is to change something first.
 pub fn refused(uri: &str, options: OpenOptions) -> String {
+    // An image in a pool has further reasons, which only an attempt finds.
+    if options.take_over.is_none() && !uri.starts_with("rbd:") {
+        let report = check(uri, &options);
+        assert!(!report.usable, "{report:?}");
+    }
     let line = match open(uri, options) {
         Ok(_) => panic!("{uri} was opened"),
         Err(e) => e.to_string(),
