@@ -93,7 +93,8 @@ struct Resizing {
 
 /// Opens a file or block device. `prepare` makes what the caller needs besides the backend, given
 /// the backend's event descriptor. The ownership is taken after `prepare` and after the lock, so
-/// that their failure leaves no ownership behind. Only the redo is set up or removed after that.
+/// that their failure leaves no ownership behind. Only the redo is set up or removed after that; if
+/// that fails, an image that was free is free again.
 pub(crate) fn open<T>(
     path: &Path,
     options: &OpenOptions,
@@ -119,23 +120,17 @@ pub(crate) fn open<T>(
     let prepared = prepare(backend.ring.event_fd())?;
     // Dropping the backend releases the lock.
     lock(&backend.what, backend.ring.file(), options.read_only)?;
-    let Taken { ownership, generation, continuity, lock } =
+    let Taken { ownership, generation, continuity, lock, was_free } =
         take(&backend.what, backend.ring.file(), path, options)?;
     backend.record_lock = lock;
-    if let Some((sidecar, _)) = &ownership {
-        let shelf: Arc<dyn Shelf> = Arc::new(FileShelf::new(sidecar));
-        match options.grouped {
-            true => {
-                let event = backend.ring.event().map_err(|e| BackendError::io(&backend.what, "open", e))?;
-                let wake = move || mailbox::signal(&event);
-                let uuid = Uuid::from_bytes(options.cache_uuid);
-                let writer = Writer::start(&backend.what, shelf, generation, uuid, options.dirty, wake)?;
-                backend.redo = Some(writer);
-            }
-            false => group_redo::clear(&backend.what, &*shelf, generation)?,
-        }
-    }
     backend.ownership = ownership;
+    if let Err(error) = backend.start_redo(options) {
+        // What this cache has of an image that was its own stays its own.
+        if was_free && !options.dirty {
+            backend.give_back();
+        }
+        return Err(error);
+    }
     // Where the image is opened for reading only, other processes may write what is a hole now.
     let own = match options.read_only {
         true => None,
@@ -159,6 +154,8 @@ struct Taken {
     generation: u64,
     continuity: Continuity,
     lock: Option<Lock>,
+    /// No cache had anything of the image that the image lacked.
+    was_free: bool,
 }
 
 /// Checks and takes the ownership of a locked image.
@@ -178,17 +175,19 @@ fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Resul
     let continuity = check_located(what, &located, file, options)?;
     if options.read_only {
         let continuity = Continuity::unproven("the image is opened read-only, without ownership");
-        return Ok(Taken { ownership: None, generation: 0, continuity, lock });
+        return Ok(Taken { ownership: None, generation: 0, continuity, lock, was_free: false });
     }
     located.warn_of_others(what, cache_uuid);
     let Located { sidecar, record, identity, .. } = located;
+    let was_free = record.as_ref().is_none_or(|record| record.state == OwnerState::Clean);
     let taken_at = owner::stamp_now(file).map_err(|e| BackendError::io(what, "stat", e))?;
     let record = Ownership { image: Some(identity), taken_at, ..Ownership::taken(record.as_ref(), options) };
     // A kill may have come before the last exchange of files was on stable media: the file that is
     // overwritten next must not be the record.
     let _ = sidecar.sync_directory();
     sidecar.write(&record)?;
-    Ok(Taken { generation: record.generation, ownership: Some((sidecar, record)), continuity, lock })
+    let generation = record.generation;
+    Ok(Taken { ownership: Some((sidecar, record)), generation, continuity, lock, was_free })
 }
 
 /// Refuses an open by what the record, the redo and the state of the image say against it. Returns
@@ -493,6 +492,34 @@ fn command_of(pid: u32) -> String {
 }
 
 impl FileBackend {
+    /// Starts the writer of the redo, or removes a redo where the cache does not drain in groups.
+    fn start_redo(&mut self, options: &OpenOptions) -> Result<(), BackendError> {
+        let Some((sidecar, record)) = &self.ownership else { return Ok(()) };
+        let (shelf, generation): (Arc<dyn Shelf>, u64) =
+            (Arc::new(FileShelf::new(sidecar)), record.generation);
+        if !options.grouped {
+            return group_redo::clear(&self.what, &*shelf, generation);
+        }
+        let event = self.ring.event().map_err(|e| BackendError::io(&self.what, "open", e))?;
+        let wake = move || mailbox::signal(&event);
+        let uuid = record.cache_uuid;
+        self.redo = Some(Writer::start(&self.what, shelf, generation, uuid, options.dirty, wake)?);
+        Ok(())
+    }
+
+    /// Releases an image that was free before this open, of which the cache has nothing. If that
+    /// fails, the image stays this cache's, as after a kill: the next open by this cache takes it.
+    fn give_back(self) {
+        let what = self.what.clone();
+        if let Err(error) = Box::new(self).close(Release { clean: true, cache_failed: false }) {
+            tracing::warn!(
+                image = %what,
+                "it is this cache's although it could not be opened: {error}; open it with this cache again, or free it: tidepool \
+                 recover URI --accept-loss"
+            );
+        }
+    }
+
     /// Queues a change of the record, and starts it if no other change is being made.
     fn order_change(&mut self, token: u64, change: Change) {
         self.changes.order(token, change);
@@ -711,6 +738,52 @@ mod tests {
         assert_eq!(fs::read(&record).expect("a record"), before);
         assert!(open_and(false).is_ok());
         fs::remove_dir_all(&dir).expect("removed");
+    }
+
+    #[test]
+    fn an_image_that_was_free_is_free_again_if_its_redo_cannot_be_set_up() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (path, record) = (dir.path().join("image"), dir.path().join("image.tidepool"));
+        fs::File::create(&path).expect("an image").set_len(1 << 20).expect("a size");
+        let (ours, other) = ([7; 16], [8; 16]);
+        let open = |cache_uuid, generation, dirty| {
+            let options =
+                OpenOptions { cache_uuid, grouped: true, generation, dirty, ..OpenOptions::default() };
+            open(&path, &options, Caching::Direct, |_| Ok(())).map(|(opened, ())| opened)
+        };
+        let state = || Ownership::from_json("x", &fs::read(&record).expect("a record")).expect("valid");
+        // No header can be written while a directory has the name of its spare file.
+        let obstacle = dir.path().join("image.tidepool-redo.new");
+        let obstruct = || {
+            let _ = fs::remove_file(&obstacle);
+            fs::create_dir(&obstacle).expect("a directory");
+        };
+        let clear = || fs::remove_dir(&obstacle).expect("removed");
+        obstruct();
+        let told = open(ours, None, false).map(drop).expect_err("the redo has no header").to_string();
+        assert!(told.contains("write the header of its redo"), "{told}");
+        assert_eq!(state().state, OwnerState::Clean, "nobody owns it");
+        clear();
+        let opened = open(other, None, false).expect("another cache may have it");
+        opened.backend.close(Release { clean: true, cache_failed: false }).expect("closed");
+        obstruct();
+        assert!(open(ours, None, false).is_err());
+        let released = state();
+        assert_eq!((released.state, released.generation), (OwnerState::Clean, 3), "a use without a write");
+        clear();
+        // An image that is this cache's already stays so: it may have what the image lacks.
+        let opened = open(ours, None, false).expect("it opens");
+        let generation = opened.generation;
+        drop(opened);
+        obstruct();
+        assert!(open(ours, Some(generation), false).is_err());
+        assert_eq!((state().state, state().is_by(ours)), (OwnerState::Open, true));
+        clear();
+        let told = open(other, None, false).map(drop).expect_err("it is not its own").to_string();
+        assert!(told.contains("its newest data is in cache"), "{told}");
+        let opened = open(ours, Some(generation), false).expect("the next open takes it back");
+        opened.backend.close(Release { clean: true, cache_failed: false }).expect("closed");
+        assert_eq!(state().state, OwnerState::Clean);
     }
 
     #[test]

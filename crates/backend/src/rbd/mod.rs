@@ -239,9 +239,20 @@ fn open_place(place: Place, options: &OpenOptions) -> Result<(RbdBackend, u64, C
     let claim = attached.claim(&place, &cluster);
     let Attached { image, facts, owner, record, continuity, notes, .. } = attached;
     let held = Held { claim, owner };
-    let mut backend = RbdBackend::start(place, cluster, pool, image, &facts, Some(held), None)?;
+    let what = place.what.clone();
+    let backend = RbdBackend::start(place, cluster, pool, image, &facts, Some(held), None);
+    let backend = backend.and_then(|mut backend| backend.start_redo(&record, options).map(|()| backend));
+    let mut backend = backend.inspect_err(|_| {
+        // What this cache holds of the image is in the image, too.
+        if !options.dirty {
+            tracing::warn!(
+                image = %what,
+                "it is this cache's although it could not be opened: open it with this cache again, or free it: tidepool recover URI \
+                 --accept-loss"
+            );
+        }
+    })?;
     (backend.attachment, backend.notes) = (attachment, notes);
-    backend.start_redo(&record, options)?;
     Ok((backend, record.generation, continuity))
 }
 
