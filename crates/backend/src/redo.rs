@@ -92,6 +92,10 @@ pub(crate) trait Shelf: Send + Sync {
     /// of frames is not known. It is no error if there are none.
     fn remove_group(&self, generation: u64, group: u64, frames: Option<u32>) -> io::Result<()>;
 
+    /// Generation and number of every group that has frames. `None` where looking for them would
+    /// take too long: then a header alone tells of groups.
+    fn groups(&self) -> io::Result<Option<Vec<(u64, u64)>>>;
+
     /// The header's document as it is now, `None` when there is none.
     fn header(&self) -> io::Result<Option<Vec<u8>>>;
 
@@ -122,6 +126,11 @@ impl Header {
 
     fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("plain fields are serialisable")
+    }
+
+    /// Generation and number of the first group that the redo has, or will have.
+    fn first(&self) -> (u64, u64) {
+        (self.generation, self.groups.first().map_or(self.next, |first| first.group))
     }
 }
 
@@ -180,9 +189,30 @@ pub(crate) fn clear(what: &str, shelf: &dyn Shelf, generation: u64) -> Result<()
     let failed = |e| BackendError::io(what, "remove its redo", e);
     let header = Header::read(what, shelf)?;
     shelf.set_note(None).map_err(failed)?;
-    let Some(header) = header else { return Ok(()) };
-    shelf.swap_header(None).map_err(failed)?;
-    remove_groups(shelf, &header, 0, generation).map_err(failed)
+    if let Some(header) = header {
+        shelf.swap_header(None).map_err(failed)?;
+        remove_groups(shelf, &header, 0, generation).map_err(failed)?;
+    }
+    sweep(what, shelf, (u64::MAX, u64::MAX));
+    Ok(())
+}
+
+/// Removes what earlier removals have left of groups before `first`, because they failed or were cut
+/// short. No header names these groups any more, so they take room and do no other harm.
+fn sweep(what: &str, shelf: &dyn Shelf, first: (u64, u64)) {
+    let removed = shelf.groups().and_then(|groups| {
+        let left = groups.unwrap_or_default().into_iter().filter(|group| *group < first);
+        left.fold(Ok(()), |result, (generation, group)| {
+            result.and(shelf.remove_group(generation, group, None))
+        })
+    });
+    not_removed(what, removed);
+}
+
+fn not_removed(what: &str, removed: io::Result<()>) {
+    if let Err(e) = removed {
+        tracing::warn!(image = %what, error = %e, "redo that is not needed any more could not be removed");
+    }
 }
 
 /// Removes the frames of the groups that a header names, and of groups that may have been begun:
@@ -271,6 +301,9 @@ impl Writer {
             shelf.swap_header(Some(&first.to_json())).map_err(failed)?;
             forget(what, &*shelf, header.as_ref(), &first, generation - 1);
             header = Some(first);
+        }
+        if let Some(header) = &header {
+            sweep(what, &*shelf, header.first());
         }
         let outcomes = Arc::new(ArrayQueue::new(INFLIGHT_MAX));
         let (jobs, queue) = channel();
@@ -396,9 +429,7 @@ fn forget(what: &str, shelf: &dyn Shelf, old: Option<&Header>, new: &Header, beg
     } else {
         0
     };
-    if let Err(e) = remove_groups(shelf, old, keep, begun) {
-        tracing::warn!(image = %what, error = %e, "redo that is not needed any more could not be removed");
-    }
+    not_removed(what, remove_groups(shelf, old, keep, begun));
 }
 
 fn outcome(result: io::Result<()>) -> Result<(), IoError> {

@@ -263,6 +263,57 @@ fn frames_of_groups_that_were_only_begun_are_removed_by_the_next_owner() {
 }
 
 #[test]
+fn frames_whose_removal_failed_are_removed_by_the_next_owner() {
+    let (dir, _, uri) = image();
+    let groups = || leftovers(dir.path()).into_iter().filter(|name| is_group(name)).collect::<Vec<_>>();
+    let path = |generation, group| dir.path().join(format!("image.tidepool-redo.{generation}.{group}"));
+    let aside = dir.path().join("aside");
+    // A directory in the place of the frames cannot be removed as a file.
+    let obstruct = |group: &Path| {
+        fs::rename(group, &aside).expect("moved");
+        fs::create_dir(group).expect("a directory");
+    };
+    let clear = |group: &Path| {
+        fs::remove_dir(group).expect("removed");
+        fs::rename(&aside, group).expect("moved back");
+    };
+    for next in [grouped(OURS), options(OURS)] {
+        let (mut driver, generation) = serve(&uri, grouped(OURS));
+        commit(&mut driver, generation, 1, 1, &pattern(1, 64 << 10));
+        let group = path(generation, 1);
+        obstruct(&group);
+        let told = driver.close(true).expect_err("they cannot be removed").to_string();
+        assert!(told.contains("remove its redo"), "{told}");
+        clear(&group);
+        assert_eq!(leftovers(dir.path()), [format!("image.tidepool-redo.{generation}.1")], "no header");
+        let (driver, _) = serve(&uri, next);
+        assert_eq!(groups(), Vec::<String>::new());
+        driver.close(true).expect("released");
+        assert_eq!(leftovers(dir.path()), Vec::<String>::new());
+    }
+    // The groups before those that its header names go also while the cache has dirty data.
+    let (mut driver, generation) = serve(&uri, grouped(OURS));
+    commit(&mut driver, generation, 1, 1, &pattern(1, 64 << 10));
+    obstruct(&path(generation, 1));
+    commit(&mut driver, generation, 2, 2, &pattern(2, 64 << 10));
+    clear(&path(generation, 1));
+    let name = FrameName { uuid: OURS, generation, group: 3, frame: 0 };
+    let token = driver.start_frame(3, 0, &frame(name, 100, &pattern(3, 8192), None));
+    driver.wait(token).0.expect("a frame");
+    drop(driver);
+    assert_eq!(groups().len(), 3);
+    let foreign = [dir.path().join("image.tidepool-redo.1.x"), dir.path().join("image.tidepool-redo.01.1")];
+    foreign.iter().for_each(|path| fs::write(path, "of somebody else").expect("written"));
+    let (driver, _) = serve(&uri, OpenOptions { dirty: true, sequence: Some(20), ..grouped(OURS) });
+    assert!(!path(generation, 1).exists() && path(generation, 2).exists() && path(generation, 3).exists());
+    assert_eq!(recovered_groups(&uri, driver), 1);
+    serve(&uri, grouped(OURS)).0.close(true).expect("released");
+    assert!(foreign.iter().all(|path| path.exists()), "these are no groups");
+    foreign.iter().for_each(|path| fs::remove_file(path).expect("removed"));
+    assert_eq!(leftovers(dir.path()), Vec::<String>::new());
+}
+
+#[test]
 fn a_group_whose_number_comes_again_is_written_where_it_is_found() {
     let (_dir, path, uri) = image();
     let (mut driver, generation) = serve(&uri, grouped(OURS));

@@ -111,6 +111,24 @@ impl Shelf for FileShelf {
         remove(&path)
     }
 
+    fn groups(&self) -> io::Result<Option<Vec<(u64, u64)>>> {
+        let prefix = self.sidecar.beside("-redo.");
+        let prefix = prefix.file_name().unwrap_or_default().as_encoded_bytes();
+        let number = |digits: &[u8]| std::str::from_utf8(digits).ok()?.parse().ok();
+        let mut groups = Vec::new();
+        for entry in self.sidecar.entries()? {
+            let name = entry?.file_name();
+            let Some(group) = name.as_encoded_bytes().strip_prefix(prefix) else { continue };
+            let mut numbers = group.splitn(2, |byte| *byte == b'.').map(number);
+            let (generation, group) = (numbers.next().flatten(), numbers.next().flatten());
+            let named = |(generation, group): &(u64, u64)| {
+                self.group_path(*generation, *group).file_name() == Some(&name)
+            };
+            groups.extend(generation.zip(group).filter(named));
+        }
+        Ok(Some(groups))
+    }
+
     fn header(&self) -> io::Result<Option<Vec<u8>>> {
         read(&self.header_path())
     }

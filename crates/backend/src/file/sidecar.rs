@@ -314,6 +314,11 @@ impl Sidecar {
         self.path.parent().unwrap_or(Path::new("/"))
     }
 
+    /// What is in the record's directory.
+    pub(super) fn entries(&self) -> io::Result<fs::ReadDir> {
+        fs::read_dir(self.directory())
+    }
+
     /// Makes durable what was created or removed beside the record.
     pub(super) fn sync_directory(&self) -> io::Result<()> {
         File::open(self.directory())?.sync_all()

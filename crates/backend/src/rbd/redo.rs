@@ -89,6 +89,10 @@ impl Shelf for RadosShelf {
         Ok(())
     }
 
+    fn groups(&self) -> io::Result<Option<Vec<(u64, u64)>>> {
+        Ok(None) // Only a list of all objects of the pool would tell.
+    }
+
     fn header(&self) -> io::Result<Option<Vec<u8>>> {
         let mut state = self.header.lock().unwrap_or_else(PoisonError::into_inner);
         let found = state.0.read(&self.header_name(), DOCUMENT_BYTES_MAX)?;
