@@ -3,6 +3,7 @@
 
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
@@ -41,6 +42,13 @@ pub struct Completion {
     pub more: bool,
 }
 
+impl Completion {
+    fn of(entry: cqueue::Entry) -> Completion {
+        let more = cqueue::sock_nonempty(entry.flags());
+        Completion { user: entry.user_data(), result: entry.result(), more }
+    }
+}
+
 /// An io_uring and the region of memory that is registered with it.
 pub struct Ring {
     ring: IoUring,
@@ -50,6 +58,9 @@ pub struct Ring {
     enters: u64,
     /// Whether reads and writes of files begin on a kernel thread instead of this thread.
     elsewhere: bool,
+    /// Completions that had to make room for submissions, oldest first: at most as many as
+    /// operations are in flight.
+    kept: VecDeque<Completion>,
 }
 
 impl Ring {
@@ -77,7 +88,7 @@ impl Ring {
         // Kernels before 5.15 cannot set this limit, so a failure is ignored. All rings of this
         // thread share the limit.
         let _ = ring.submitter().register_iowq_max_workers(&mut [WORKERS_MAX, 0]);
-        Ok(Ring { ring, region: (0, 0), enters: 0, elsewhere: false })
+        Ok(Ring { ring, region: (0, 0), enters: 0, elsewhere: false, kept: VecDeque::new() })
     }
 
     /// Sets whether reads and writes of files begin on a kernel thread. This is meant for a cache
@@ -139,13 +150,21 @@ impl Ring {
         while unsafe { self.ring.submission().push(&entry) }.is_err() {
             self.enters += 1;
             if let Err(error) = self.ring.submit() {
-                // The kernel holds too many completions, lacks memory at the moment, or a signal
-                // interrupted the call. Each of these conditions passes, so the ring tries again.
-                let passing = [libc::EBUSY, libc::EAGAIN, libc::EINTR];
-                let known = error.raw_os_error().is_some_and(|e| passing.contains(&e));
-                assert!(known, "io_uring does not take submissions any more: {error}");
+                match error.raw_os_error() {
+                    // The kernel holds too many completions. Nobody else fetches them meanwhile.
+                    Some(libc::EBUSY) => self.keep_completions(),
+                    // The kernel lacks memory at the moment, or a signal interrupted the call.
+                    // Both conditions pass, so the ring tries again.
+                    Some(libc::EAGAIN | libc::EINTR) => {}
+                    _ => panic!("io_uring does not take submissions any more: {error}"),
+                }
             }
         }
+    }
+
+    /// Makes room in the completion queue.
+    fn keep_completions(&mut self) {
+        self.kept.extend(self.ring.completion().map(Completion::of));
     }
 
     /// Reads `len` bytes at `offset` of a file.
@@ -259,6 +278,8 @@ impl Ring {
     /// `Some(ZERO)` does not wait; `None` waits without a limit.
     pub fn enter(&mut self, timeout: Option<Duration>) {
         self.enters += 1;
+        // There is a completion already, of which the kernel does not know any more.
+        let timeout = if self.kept.is_empty() { timeout } else { Some(Duration::ZERO) };
         let outcome = match timeout {
             Some(Duration::ZERO) => {
                 // The kernel may run completions only in a call that waits for them, so the call
@@ -281,9 +302,8 @@ impl Ring {
 
     /// The next completed operation, without entering the kernel.
     pub fn next_completion(&mut self) -> Option<Completion> {
-        let entry = self.ring.completion().next()?;
-        let more = cqueue::sock_nonempty(entry.flags());
-        Some(Completion { user: entry.user_data(), result: entry.result(), more })
+        let kept = self.kept.pop_front();
+        kept.or_else(|| self.ring.completion().next().map(Completion::of))
     }
 }
 
@@ -341,12 +361,35 @@ mod tests {
         for user in 0..count {
             ring.datasync(user, file.as_fd());
         }
+        let most = count / u64::from(SUBMISSIONS_MAX) + 1;
+        assert!(ring.enters() <= most, "{} calls: a full queue is handed over in one", ring.enters());
         let mut seen = vec![false; count as usize];
         for _ in 0..count {
             let (user, result) = wait(&mut ring);
             assert_eq!(result, 0);
             assert!(!std::mem::replace(&mut seen[user as usize], true), "completed twice");
         }
+    }
+
+    #[test]
+    fn completions_that_made_room_are_reported_first_and_no_wait_goes_past_them() {
+        let file = tempfile::tempfile().expect("a temporary file");
+        let mut ring = Ring::new().expect("a ring");
+        for user in 0..3 {
+            ring.datasync(user, file.as_fd());
+        }
+        while ring.kept.len() < 3 {
+            ring.enter(Some(Duration::from_millis(1)));
+            ring.keep_completions();
+        }
+        // Nothing is in flight: a wait for the kernel would not end.
+        ring.enter(None);
+        let mut users: Vec<u64> = (0..3).map(|_| ring.next_completion().expect("kept").user).collect();
+        ring.datasync(3, file.as_fd());
+        users.push(wait(&mut ring).0);
+        users.sort_unstable();
+        assert_eq!(users, [0, 1, 2, 3]);
+        assert_eq!(ring.next_completion(), None);
     }
 
     #[test]
