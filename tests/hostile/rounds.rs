@@ -15,6 +15,8 @@ const NEIGHBOUR: &str = "neighbour";
 const SIZE_BYTES: u64 = 8 << 30;
 /// What of it is cached, every second block.
 const CACHED_BYTES: u64 = 64 * MIB;
+/// The attacks that are about what is cached.
+const OF_CACHED: [&str; 2] = ["block status", "cached reads"];
 const CONNECTIONS: usize = 24;
 /// Requests of the neighbour under each attack.
 const REQUESTS: usize = 150;
@@ -62,6 +64,7 @@ fn g8_what_clients_have_done_in_a_round_is_bounded_and_their_neighbours_go_on() 
     let socket = &rig.socket;
     let (median_ms, worst_ms) = neighbour(&rig);
     println!("idle         {median_ms:8.2} ms at the median, {worst_ms:8.2} ms at worst");
+    let mut client = rig.client().expect("connected");
     for (name, what) in attacks(CACHED_BYTES as u32) {
         let (over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
         let (median_ms, worst_ms) = std::thread::scope(|scope| {
@@ -74,6 +77,10 @@ fn g8_what_clients_have_done_in_a_round_is_bounded_and_their_neighbours_go_on() 
             }
             neighbour(&rig)
         });
+        if OF_CACHED.contains(&name) {
+            let last = client.read(CACHED_BYTES - 2 * 4096, 4096).expect("read");
+            assert_eq!(last, [1; 4096], "{name}: what is cached was not there any more");
+        }
         let reactor = rig.admin.status().expect("a status")["reactor"].clone();
         println!(
             "{name:12} {median_ms:8.2} ms at the median, {worst_ms:8.2} ms at worst; {} sent, a round {}",

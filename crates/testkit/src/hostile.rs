@@ -125,7 +125,8 @@ pub enum Attack {
 }
 
 /// The attacks with their names. The attacks assume that of the first `cached_bytes` bytes of the
-/// volume every second block is cached, beginning with block 0.
+/// volume every second block is cached, beginning with block 0. Attacks that need these blocks come
+/// before those that leave zeroes there.
 pub fn attacks(cached_bytes: u32) -> [(&'static str, Attack); 6] {
     let many = |kind, len| Attack::Requests(Raw::request(kind, 0, len).repeat(PIPELINED));
     let each = |request: &dyn Fn(u64) -> Vec<u8>| Attack::Requests((0..PLACES).flat_map(request).collect());
@@ -137,9 +138,9 @@ pub fn attacks(cached_bytes: u32) -> [(&'static str, Attack); 6] {
     [
         ("options", Attack::Options),
         ("block status", many(BLOCK_STATUS, cached_bytes)),
+        ("cached reads", each(&read)),
         ("trim", many(TRIM, !4095)),
         ("write zeroes", many(WRITE_ZEROES, (1 << 30) - 4096)),
-        ("cached reads", each(&read)),
         ("half blocks", each(&part)),
     ]
 }
@@ -214,4 +215,22 @@ pub fn step_back() {
 
 fn text(text: &str) -> Vec<u8> {
     [&(text.len() as u32).to_be_bytes()[..], text.as_bytes()].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attacks_that_need_cached_blocks_come_before_those_that_zero_them() {
+        let kind = |request: &[u8]| u16::from_be_bytes([request[6], request[7]]);
+        let zeroes = |attack: &Attack| match attack {
+            Attack::Requests(bytes) => {
+                bytes.chunks(REQUEST_BYTES).any(|request| [TRIM, WRITE_ZEROES].contains(&kind(request)))
+            }
+            Attack::Options => false,
+        };
+        let zeroes = attacks(1 << 20).map(|(_, attack)| zeroes(&attack));
+        assert_eq!(zeroes, [false, false, false, true, true, true]);
+    }
 }
