@@ -821,6 +821,8 @@ impl Connection {
         let start = request.offset / SECTOR * SECTOR;
         let end = (request.offset + u64::from(request.len)).next_multiple_of(SECTOR);
         let mut extents = std::mem::take(&mut shared.extents);
+        // The buffer has what was told of another volume last.
+        extents.clear();
         if let Some(id) = self.volume {
             let cost = shared.core.block_status(id, start, end - start, EXTENTS_MAX, &mut extents);
             shared.effort.spend(Some(id), u32::try_from(cost).unwrap_or(u32::MAX));
