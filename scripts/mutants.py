@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import signal
@@ -334,16 +335,16 @@ def open_ones(rows):
     return {number for (_, _, reason), found in rows.items() if reason == "open" for number, _ in found}
 
 
-def table(rows):
-    yield "| file | function | survivors | lines | why |"
-    yield "|---|---|---|---|---|"
-    for (file, function, reason), found in rows.items():
-        lines = ", ".join(map(str, sorted({mutant["span"]["start"]["line"] for _, mutant in found})))
-        yield f"| `{file}` | `{function}` | {len(found)} | {lines} | {reason} |"
+def classes(rows):
+    """How many survivors there are of each class of reasons."""
+    counts = collections.Counter()
+    for (_, _, reason), found in rows.items():
+        counts[re.split("[:,]", reason)[0]] += len(found)
+    return sorted(counts.items())
 
 
 def renew(names, listed, left, results):
-    """The figures and the table in docs/mutants.md, and all survivors in mutants/survivors.tsv."""
+    """The figures in docs/mutants.md, and all survivors in mutants/survivors.tsv."""
     rows = survivors(listed, results)
     head = "# Survivors, open or not: file, function, line and change. Tabs between them. Written by scripts/mutants.py --renew.\n"
     places = ["\t".join(place(mutant)) for found in rows.values() for _, mutant in found]
@@ -351,9 +352,11 @@ def renew(names, listed, left, results):
     document = ROOT / "docs/mutants.md"
     text = document.read_text()
     text = text[: text.index("## Figures")]
-    figures = "\n".join(f"| {what} | {count} |" for what, count in summary(names, left, results))
-    lines = "\n".join(table(rows))
-    document.write_text(f"{text}## Figures\n\n| | mutants |\n|---|---|\n{figures}\n\n## Survivors\n\n{lines}\n")
+    table = lambda lines: "\n".join(f"| {what} | {count} |" for what, count in lines)
+    figures, by_class = table(summary(names, left, results)), table(classes(rows))
+    document.write_text(
+        f"{text}## Figures\n\n| | mutants |\n|---|---|\n{figures}\n\n| class of survivor | mutants |\n|---|---|\n{by_class}\n"
+    )
 
 
 def main():
@@ -367,7 +370,7 @@ def main():
     parser.add_argument("--only", default="", help="mutants with this text in their names")
     parser.add_argument("--constants", action="store_true", help="those that the compiler evaluates, each in a build of its own")
     parser.add_argument("--pause", help="nothing new begins while there is a file of this name")
-    parser.add_argument("--renew", action="store_true", help="write figures and survivors into docs/mutants.md")
+    parser.add_argument("--renew", action="store_true", help="write figures into docs/mutants.md, survivors into mutants/survivors.tsv")
     parser.add_argument("--summary", action="store_true", help="nothing but the figures of what has been tried")
     options = parser.parse_args()
     work = options.work.resolve()
