@@ -1,4 +1,5 @@
 # make demo    what a host cache does, in about a minute: no Ceph, no root
+# make check   before a commit: format, clippy, unit tests, 100 lives of the simulator; no Ceph, nothing is installed
 # make test    everything, with real Ceph and real guests; installs what it needs on Debian 12 and 13
 # make help    the other targets
 
@@ -6,7 +7,7 @@ CARGO ?= cargo
 HOURS ?= 1
 ARGS ?=
 
-.PHONY: help demo test long bench calibrate lint tidy fmt deny sbom deps soak crash lost pair fuzz guard ceph18 mutations mutants seeds compare baseline
+.PHONY: help demo check test long bench calibrate lint tidy fmt deny sbom deps soak crash lost pair fuzz guard ceph18 mutations mutants seeds compare baseline
 
 help: ## this list
 	@grep -hE '^[a-z0-9]+:.*##' Makefile | sed -E 's/^([a-z0-9]+):.*## /\1\t/' | expand -t 10
@@ -14,6 +15,12 @@ help: ## this list
 demo: ## direct against cached, on emulated pools
 	@scripts/deps.sh demo
 	$(CARGO) run --quiet --release --locked -p tidepool -- demo
+
+check: ## before a commit: format, clippy, unit tests, 100 seeds of the simulator; no Ceph, no root, installs nothing
+	$(CARGO) fmt --all -- --check
+	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+	$(CARGO) test --quiet --release --locked --workspace --lib --bins
+	$(CARGO) run --quiet --release --locked -p tidepool-sim -- --seeds 1..101 --seconds 6
 
 test: deps ## all tests, with real parts; ends with `N passed, N failed`
 	@scripts/test.py
