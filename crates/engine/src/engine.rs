@@ -37,7 +37,7 @@ pub struct Engine {
     /// Removed volumes whose removal has not been reported, by its control number: their numbers are taken.
     pub(crate) leaving: Vec<(u64, VolumeId)>,
     /// When work was last looked for.
-    looked_at: Nanos,
+    pub(crate) looked_at: Nanos,
 }
 
 impl Engine {
@@ -392,10 +392,7 @@ impl Engine {
     fn act(&mut self, now: Nanos, consequence: Consequence) {
         match consequence {
             Consequence::Fenced(id) => self.answer_waiting(id, ControlError::Backend(IoError::Fenced)),
-            Consequence::Failed(id) => {
-                let lost = self.ground.volume(id).ledger.blocks().lost;
-                self.answer_waiting(id, ControlError::Lost(lost));
-            }
+            Consequence::Failed(id, lost) => self.answer_waiting(id, ControlError::Lost(lost)),
             Consequence::Disown(id) => self.disown(now, id),
             Consequence::Drained(id) => self.front.release_drained(&mut self.ground, id),
         }

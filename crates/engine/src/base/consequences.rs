@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 pub(crate) enum Consequence {
     /// Another owner has the volume's image.
     Fenced(VolumeId),
-    /// Something of the volume is lost that cannot be named.
-    Failed(VolumeId),
+    /// Something of the volume is lost that cannot be named, and so many blocks that can.
+    Failed(VolumeId, u64),
     /// The image's record is no longer to name the cache device, which has failed.
     Disown(VolumeId),
     /// More of the volume may be in its image or its redo than before.

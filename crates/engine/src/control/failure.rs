@@ -101,7 +101,7 @@ impl Engine {
     /// If there is no such volume.
     pub fn fence(&mut self, id: VolumeId) {
         self.ground.fence(id);
-        self.ground.base.out.stir();
+        self.settle(self.looked_at);
     }
 
     /// Answers what waits in a volume that serves nothing any more.

@@ -359,7 +359,8 @@ impl Ground {
     pub(crate) fn fail(&mut self, id: VolumeId) {
         let volume = self.volume_mut(id);
         if !std::mem::replace(&mut volume.failed, true) {
-            self.base.consequences.push(Consequence::Failed(id));
+            let lost = volume.ledger.blocks().lost;
+            self.base.consequences.push(Consequence::Failed(id, lost));
         }
     }
 
