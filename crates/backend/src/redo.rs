@@ -201,10 +201,11 @@ pub(crate) fn clear(what: &str, shelf: &dyn Shelf, generation: u64) -> Result<()
 /// short. No header names these groups any more, so they take room and do no other harm.
 fn sweep(what: &str, shelf: &dyn Shelf, first: (u64, u64)) {
     let removed = shelf.groups().and_then(|groups| {
-        let left = groups.unwrap_or_default().into_iter().filter(|group| *group < first);
-        left.fold(Ok(()), |result, (generation, group)| {
-            result.and(shelf.remove_group(generation, group, None))
-        })
+        let mut result = Ok(());
+        for (generation, group) in groups.unwrap_or_default().into_iter().filter(|group| *group < first) {
+            result = result.and(shelf.remove_group(generation, group, None));
+        }
+        result
     });
     not_removed(what, removed);
 }
