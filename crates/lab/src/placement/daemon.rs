@@ -357,7 +357,8 @@ pub(super) fn drain(
                         let command = "tidepool volume drain --all".to_string();
                         let mut output = format!("{status}: ");
                         if let Some(told) = &mut drain.child().stderr {
-                            told.read_to_string(&mut output).map_err(failed("cannot read what the drain says"))?;
+                            told.read_to_string(&mut output)
+                                .map_err(failed("cannot read what the drain says"))?;
                         }
                         return Err(PlacementError::Command { command, output });
                     }
