@@ -313,7 +313,7 @@ fn g8_a_host_that_asks_and_does_not_read_is_given_up() {
         highest = highest.max(resident(pid));
     }
     let reactor = holder.admin.status().expect("a status")["reactor"].clone();
-    // Each connection with another host has a part of the round; see the daemon's `shard/effort.rs`.
+    // Each connection with another host has a part of the round; see the daemon's `shard/front/effort.rs`.
     assert!(reactor["round_effort_max"].as_u64().is_some_and(|done| done <= ROUND_MAX * 2), "{reactor}");
     println!("{} MiB poured, {} MiB more resident", poured >> 20, (highest - before) >> 20);
     assert!(highest - before <= GROWTH_BYTES_MAX, "{} MiB more", (highest - before) >> 20);

@@ -20,7 +20,7 @@ const OF_CACHED: [&str; 2] = ["block status", "cached reads"];
 const CONNECTIONS: usize = 24;
 /// Requests of the neighbour under each attack.
 const REQUESTS: usize = 150;
-/// What all clients together have done in a round, and what one request may go past that; see the daemon's `shard/effort.rs`.
+/// What all clients together have done in a round, and what one request may go past that; see the daemon's `shard/front/effort.rs`.
 const ROUND_MAX: u64 = 8 * 1024;
 const LARGEST_REQUEST: u64 = (64 << 20) / 4096 + 1;
 

@@ -5,10 +5,8 @@ mod cache;
 mod clock;
 mod device;
 mod ring;
-mod slab;
 
 pub use cache::{CACHE_BYTES_MIN, CacheError, CacheFile, has_died};
 pub use clock::now;
 pub use device::BlockingDevice;
 pub use ring::{Completion, Ring, RingError};
-pub use slab::Slab;

@@ -6,6 +6,18 @@
 //! carry a parent-death signal ([`process`]), and its directory is swept by the next process that
 //! needs a directory ([`scratch`]).
 //!
+//! | where | what |
+//! |---|---|
+//! | `device` | emulated disks and SSDs: `model` in simulated time, `server` over FUSE, `faults` what goes wrong |
+//! | `cluster`, `network`, `release` | Ceph, its nodes in namespaces, another release of it in a root of its own |
+//! | `guest`, `vm` | an OSD under a kernel of its own; QEMU guests with Debian's kernel |
+//! | `placement` | where an SSD can stand |
+//! | `access` | how clients reach images: librbd, NBD, an iSCSI gateway, from inside a guest |
+//! | `testbed` | joins these |
+//! | `suite`, `run`, `load`, `collect`, `events` | what is measured, under which load, with which counters, and what happens meanwhile |
+//! | `results`, `stats`, `verdict`, `cost`, `report`, `compare`, `exchange` | read what was measured, and nothing else |
+//! | `plan`, `qualify` | advice from published rules; whether an SSD is fit |
+//!
 //! A [`plan::plan`] is advice on where SSDs should go, from published rules, an inventory, and
 //! existing results. Nothing is measured for it.
 

@@ -2,7 +2,7 @@
 //! other as bytes ([`wire`]).
 //!
 //! Events go in, effects come out, and what stands in the ownership record changes by compare-and-set only. The
-//! rules are tried against crashes, restarts, lost messages and lost answers by a model (`tests/model.rs`), which
+//! rules are tried against crashes, restarts, lost messages and lost answers by a model (`tests/model/`), which
 //! drives these very machines.
 
 /// As the core's: whether the deliberate bug is in force.
@@ -16,6 +16,7 @@ macro_rules! mutated {
     }};
 }
 
+mod driver;
 mod limits;
 mod owner;
 mod peer;
@@ -23,8 +24,11 @@ mod record;
 mod session;
 pub mod wire;
 
+pub use driver::{
+    Arrived, OwnerDriver, OwnerTurn, PeerCopyNeeded, PeerDriver, PeerLost, PeerTurn, Promise, RECORDS_MAX,
+    RecordAnswer, Submit, holds, may_take_over,
+};
 pub use limits::{LEASE_V1_NS, Limits};
 pub use owner::{Effect, Event, Owner, Phase};
 pub use peer::{Copy, Peer, Rejected};
 pub use record::{Copies, Party, Record, Resume, Tail, resume};
-pub use session::{OwnerSession, PeerEffect, PeerSession};

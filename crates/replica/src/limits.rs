@@ -34,6 +34,8 @@ pub struct Limits {
     pub held_up_ns: Nanos,
     /// The log waits this long for a copy that has not begun.
     pub beginning_ns: Nanos,
+    /// Pause before a change of the ownership record is tried again.
+    pub record_retry_ns: Nanos,
     /// A connection to a peer has to come about within this time.
     pub connect_ns: Nanos,
     /// The first message of a host that has connected has to arrive within this time.
@@ -68,6 +70,7 @@ impl Limits {
         progress_ns: 2 * S,
         held_up_ns: 100 * MS,
         beginning_ns: 300 * MS,
+        record_retry_ns: 200 * MS,
         connect_ns: 2 * S,
         hello_ns: 5 * S,
         welcome_ns: 10 * S,
@@ -78,7 +81,7 @@ impl Limits {
         clients_ns: 500 * MS,
     };
 
-    /// These limits, each `n` times as long, but for the beats: a machine that is slow for a while shows no more than that.
+    /// These limits, each `n` times as long, but for beats and pauses: a machine that is slow for a while shows no more than that.
     pub const fn times(self, n: u64) -> Limits {
         Limits {
             beat_ns: self.beat_ns,
@@ -88,6 +91,7 @@ impl Limits {
             progress_ns: self.progress_ns * n,
             held_up_ns: self.held_up_ns * n,
             beginning_ns: self.beginning_ns * n,
+            record_retry_ns: self.record_retry_ns,
             connect_ns: self.connect_ns * n,
             hello_ns: self.hello_ns * n,
             welcome_ns: self.welcome_ns * n,

@@ -1,5 +1,6 @@
 //! The machines joined to the core: what an owner's volume is to know of its copy, and what a replica says of itself.
 
+use crate::driver::PeerLost;
 use crate::limits::Limits;
 use crate::owner::{Effect, Event, Owner, Phase};
 use crate::peer::{Copy, Peer};
@@ -161,34 +162,34 @@ impl OwnerSession {
     }
 
     /// Why the connection is to be given up, and a peer to be tried again later.
-    pub fn parts_because(&mut self, engine: &Engine, now: Nanos) -> Option<&'static str> {
+    pub fn parts_because(&mut self, engine: &Engine, now: Nanos) -> Option<PeerLost> {
         let log = engine.log_status(self.volume);
         let (confirmed, limit) = (self.owner.peer_has().0, self.limits.progress_ns);
         if self.confirming.stuck_ns(now, confirmed, confirmed < self.owner.logged()) > limit {
-            return Some("it has confirmed no record for too long");
+            return Some(PeerLost::ConfirmsNothing);
         }
         if let Some(log) = log {
             let owes = log.peer_stable < log.peer_asked;
             if self.stabilising.stuck_ns(now, log.peer_stable, owes) > limit {
-                return Some("it has brought nothing to stable media for too long");
+                return Some(PeerLost::StabilisesNothing);
             }
             // What the image has it needs to keep no longer.
             let owes = log.held_up && log.drained >= log.logged;
             if self.making_room.stuck_ns(now, log.logged, owes) > limit {
-                return Some("it has no room, although the image has everything");
+                return Some(PeerLost::MakesNoRoom);
             }
         }
         let has_failed = log.is_some_and(|log| log.failed);
         // Where the device has failed the peer's copy is the one that counts, and has what is lost here.
         if engine.has_loss(self.volume) && !has_failed {
-            return Some("something of the volume is lost here, and the image will not have it");
+            return Some(PeerLost::Loss);
         }
         let followed = self.followed_at.max(self.connected_at);
         if matches!(self.owner.phase(), Phase::Sync { .. })
             && !has_failed
             && now > followed + self.limits.lease_ns + self.limits.late_ns
         {
-            return Some("it echoes heartbeats too late, and reads wait for that");
+            return Some(PeerLost::EchoesLate);
         }
         // The copy counts for nothing yet and the log has to wait for it.
         let limit = match self.owner.phase() {
@@ -197,7 +198,7 @@ impl OwnerSession {
             _ => return None,
         };
         let held_up = self.held_up_since.is_some_and(|since| now >= since + limit);
-        held_up.then_some("it has no room, and its copy is incomplete")
+        held_up.then_some(PeerLost::NoRoom)
     }
 
     /// What the peer is to be told when the machine wants it to begin with the record after `base`.

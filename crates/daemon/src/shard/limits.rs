@@ -56,12 +56,8 @@ pub const LINK_QUEUES_BYTES_MAX: usize = 512 << 20;
 pub const OWNER_QUEUE_BYTES_MAX: usize = 32 << 20;
 /// Bytes that wait to be sent to the owner of a copy, which gets answers, and one record at a time. It is given up beyond.
 pub const FOLLOWER_QUEUE_BYTES_MAX: usize = 8 << 20;
-/// Records of one link in the core: as many as an owner has room told for.
-pub const RECORDS_MAX: usize = 4096;
 /// Requests of clients on other hosts in the core.
 pub const ASKS_MAX: usize = 64;
-/// Pause before a change of the ownership record is tried again.
-pub const RECORD_RETRY_NS: u64 = 200_000_000;
 /// Nanoseconds that a client may take for the handshake.
 pub const HANDSHAKE_NS_MAX: u64 = 30_000_000_000;
 /// Nanoseconds of it that nobody takes from a client: afterwards another one may get its place, where there is no other.

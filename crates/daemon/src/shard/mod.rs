@@ -4,49 +4,31 @@
 //! Nothing on the way of a request takes a lock or allocates: tables have a fixed size, payloads travel in
 //! the core's arena, and the control plane talks to the thread through a queue of commands.
 
-mod answer;
-mod budget;
-mod coming;
-mod connection;
+mod api;
 mod control;
 mod core;
-mod counterpart;
-mod device;
-mod effort;
-mod fetch;
-mod follower;
-mod gate;
-mod guests;
-mod handle;
-mod inbox;
+mod front;
+mod io;
 pub mod limits;
-mod link;
-mod listener;
-pub mod memory;
-mod message;
-mod outbox;
-mod owner;
-mod places;
+mod net;
+mod pair;
 mod pulse;
 mod reactor;
-mod replication;
-mod secure;
 mod shared;
-mod stats;
-mod volume;
 
 pub use self::core::Core;
-pub use coming::Announcement;
-pub use counterpart::{Counterpart, Newest, counterpart, without_counterpart};
-pub use follower::Hello;
-pub use guests::Guest;
-pub use handle::{Image, Opened, Refused, ShardError, ShardHandle, Stopped, StoppedVolume};
-pub use link::Socket;
-pub use owner::{Connected, Wants};
-pub use stats::{
+pub use api::{
+    Connected, Counterpart, Guest, Hello, Image, Newest, Opened, Refused, ShardError, Socket, Stopped,
+    StoppedVolume, Wants,
+};
+pub use control::handle::ShardHandle;
+pub use control::stats::{
     CopiesStatus, FollowedStatus, LatencyHistogram, PairStatus, ReactorCounters, ShardStatus,
     ShardVolumeStatus,
 };
+pub use front::coming::Announcement;
+pub use io::memory;
+pub use pair::counterpart::{counterpart, without_counterpart};
 
 use pulse::Pulse;
 use reactor::Reactor;

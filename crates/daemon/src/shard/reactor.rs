@@ -2,26 +2,27 @@
 //! the kernel once, begin again. What arrives together is handed over together, so a burst of
 //! writes becomes one append.
 
-use super::connection::{Connection, Stall, piece_of};
-use super::control::{Controls, Stopping};
-use super::core::Core;
-use super::device::{DeviceOps, Kind};
-use super::effort::COMMANDS_MAX;
-use super::gate;
-use super::guests::Asks;
-use super::handle::Command;
-use super::limits::{CONNECTIONS_MAX, LISTENERS_MAX, STALL_LOOK_NS};
-use super::listener::Listener;
-use super::pulse::Pulse;
-use super::replication::{self, ASK_SLOT, Replication};
-use super::shared::Shared;
+use crate::shard::control::command::Command;
+use crate::shard::control::{Controls, Stopping};
+use crate::shard::core::Core;
+use crate::shard::front::effort::COMMANDS_MAX;
+use crate::shard::front::gate;
+use crate::shard::front::guests::Asks;
+use crate::shard::io::device::{DeviceOps, Kind};
+use crate::shard::limits::{CONNECTIONS_MAX, LISTENERS_MAX, STALL_LOOK_NS};
+use crate::shard::net::connection::{Connection, Stall};
+use crate::shard::net::listener::Listener;
+use crate::shard::net::requests::piece_of;
+use crate::shard::pair::replication::{self, ASK_SLOT, Replication};
+use crate::shard::pulse::Pulse;
+use crate::shard::shared::Shared;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
-use tidepool_driver::{CacheFile, Completion, Ring, Slab};
+use tidepool_driver::{CacheFile, Completion, Ring};
 use tidepool_engine::api::{Effect, Event, IoError, Nanos, Token, VolumeId};
-use tidepool_engine::mem::Buf;
+use tidepool_engine::mem::{Buf, Slab};
 use tidepool_replica::Limits;
 
 /// What a completion belongs to; the upper part of its user data.
@@ -59,32 +60,55 @@ fn source_of(user: u64) -> (Source, u32) {
     (SOURCES[(user >> 56) as usize], user as u32)
 }
 
+/// Connections that wait for something, by what that is; who waits longest comes first.
+struct Waiting {
+    /// For memory or a gate.
+    stalled: VecDeque<u32>,
+    /// Until less is trimmed or zeroed.
+    ranged: VecDeque<u32>,
+    /// Until it is known whose their volume is.
+    unleased: VecDeque<u32>,
+    /// For a volume that is on its way.
+    patient: VecDeque<u32>,
+}
+
+impl Waiting {
+    fn new() -> Waiting {
+        let queue = || VecDeque::with_capacity(CONNECTIONS_MAX);
+        Waiting { stalled: queue(), ranged: queue(), unleased: queue(), patient: queue() }
+    }
+
+    /// Who waits for this to pass; `None` if that needs no queue.
+    fn queue(&mut self, stall: Stall) -> Option<&mut VecDeque<u32>> {
+        match stall {
+            Stall::Memory | Stall::Gate => Some(&mut self.stalled),
+            Stall::Ranges => Some(&mut self.ranged),
+            Stall::Lease => Some(&mut self.unleased),
+            Stall::Volume => Some(&mut self.patient),
+            Stall::Own => None,
+        }
+    }
+}
+
 pub(super) struct Reactor<C> {
     // First, so that the kernel lets go of all memory before it is freed.
-    pub ring: Ring,
-    pub limits: Limits,
-    pub shared: Shared<C>,
+    pub(in crate::shard) ring: Ring,
+    pub(in crate::shard) limits: Limits,
+    pub(in crate::shard) shared: Shared<C>,
     cache: Option<CacheFile>,
     device_ops: DeviceOps,
-    pub connections: Slab<Box<Connection>>,
+    pub(in crate::shard) connections: Slab<Box<Connection>>,
     /// Connections to look at before the next entry into the kernel.
     listed: Vec<u32>,
-    /// Connections that wait for memory or a gate, longest first.
-    stalled: VecDeque<u32>,
-    /// Connections that wait until less is trimmed or zeroed.
-    ranged: VecDeque<u32>,
-    /// The same for those that wait until it is known whose their volume is.
-    unleased: VecDeque<u32>,
-    /// The same for those whose volume is on its way.
-    patient: VecDeque<u32>,
-    pub listeners: Slab<Listener>,
-    pub controls: Controls,
-    pub replication: Replication,
-    pub asks: Asks,
-    pub stopping: Option<Stopping>,
+    waiting: Waiting,
+    pub(in crate::shard) listeners: Slab<Listener>,
+    pub(in crate::shard) controls: Controls,
+    pub(in crate::shard) replication: Replication,
+    pub(in crate::shard) asks: Asks,
+    pub(in crate::shard) stopping: Option<Stopping>,
     commands: mpsc::Receiver<Command>,
     bell: Arc<OwnedFd>,
-    pub pulse: Arc<Pulse>,
+    pub(in crate::shard) pulse: Arc<Pulse>,
     /// When listeners and handshakes are looked at next.
     alarm: Option<Nanos>,
     /// Reused for what a backend has completed.
@@ -107,10 +131,7 @@ impl<C: Core> Reactor<C> {
             device_ops: DeviceOps::new(),
             connections: Slab::new(CONNECTIONS_MAX),
             listed: Vec::with_capacity(CONNECTIONS_MAX),
-            stalled: VecDeque::with_capacity(CONNECTIONS_MAX),
-            ranged: VecDeque::with_capacity(CONNECTIONS_MAX),
-            unleased: VecDeque::with_capacity(CONNECTIONS_MAX),
-            patient: VecDeque::with_capacity(CONNECTIONS_MAX),
+            waiting: Waiting::new(),
             listeners: Slab::new(LISTENERS_MAX),
             controls: Controls::default(),
             replication: Replication::default(),
@@ -177,7 +198,7 @@ impl<C: Core> Reactor<C> {
         self.shared.count.round_effort_max = self.shared.count.round_effort_max.max(done);
         self.replication.next_round();
         let mut served =
-            |slot: &u32| self.connections.get_mut(*slot).is_some_and(|c| std::mem::take(&mut c.served));
+            |slot: &u32| self.connections.get_mut(*slot).is_some_and(|c| std::mem::take(&mut c.turn.served));
         self.listed.sort_by_cached_key(|slot| served(slot));
     }
 
@@ -230,10 +251,12 @@ impl<C: Core> Reactor<C> {
     fn wake_those_who_left(&mut self) {
         let mut waits = false;
         for slot in 0..self.connections.capacity() as u32 {
-            let Some(connection) = self.connections.get_mut(slot).filter(|c| c.waiting) else { continue };
+            let Some(connection) = self.connections.get_mut(slot).filter(|c| c.turn.waiting) else {
+                continue;
+            };
             waits = true;
             if connection.may_wait_in_vain() {
-                connection.wake = true;
+                connection.turn.wake = true;
                 self.list(slot);
             }
         }
@@ -245,7 +268,7 @@ impl<C: Core> Reactor<C> {
     /// Remembers a connection for this round.
     pub(super) fn list(&mut self, slot: u32) {
         if let Some(connection) = self.connections.get_mut(slot)
-            && !std::mem::replace(&mut connection.listed, true)
+            && !std::mem::replace(&mut connection.turn.listed, true)
         {
             self.listed.push(slot);
         }
@@ -353,29 +376,23 @@ impl<C: Core> Reactor<C> {
 
     /// Lets every listed connection that has reason to take apart what it has received.
     fn parse(&mut self) -> bool {
-        let awake = |slot: &u32| self.connections.get(*slot).filter(|c| c.wake);
+        let awake = |slot: &u32| self.connections.get(*slot).filter(|c| c.turn.wake);
         self.shared.effort.divide(self.listed.iter().filter_map(awake).map(|c| c.volume()));
         let mut parsed = false;
         for index in 0..self.listed.len() {
             let slot = self.listed[index];
-            let Some(connection) = self.connections.get_mut(slot).filter(|c| c.wake) else { continue };
+            let Some(connection) = self.connections.get_mut(slot).filter(|c| c.turn.wake) else { continue };
             if self.shared.effort.is_spent(connection.volume()) {
-                connection.deferred = true;
+                connection.turn.deferred = true;
                 continue;
             }
             parsed = true;
             self.pulse.work_for(connection.volume());
             connection.process(&mut self.shared);
             self.pulse.work_for(None);
-            let queue = match connection.stall {
-                Some(Stall::Memory | Stall::Gate) => &mut self.stalled,
-                Some(Stall::Ranges) => &mut self.ranged,
-                Some(Stall::Lease) => &mut self.unleased,
-                Some(Stall::Volume) => &mut self.patient,
-                Some(Stall::Own) | None => continue,
-            };
+            let Some(queue) = connection.stall.and_then(|stall| self.waiting.queue(stall)) else { continue };
             let until = connection.waits_until.filter(|_| connection.stall == Some(Stall::Volume));
-            if !std::mem::replace(&mut connection.waiting, true) {
+            if !std::mem::replace(&mut connection.turn.waiting, true) {
                 queue.push_back(slot);
             }
             let look_at = self.shared.now + STALL_LOOK_NS;
@@ -395,37 +412,30 @@ impl<C: Core> Reactor<C> {
         let ranged = std::mem::take(&mut self.shared.range_ended);
         let leased = std::mem::take(&mut self.shared.leased);
         let came = std::mem::take(&mut self.shared.came);
-        if changed {
-            let mut woken = std::mem::take(&mut self.stalled);
-            self.wake(&mut woken);
-            self.stalled = woken;
-        }
-        if ranged {
-            let mut woken = std::mem::take(&mut self.ranged);
-            self.wake(&mut woken);
-            self.ranged = woken;
-        }
-        if leased {
-            let mut woken = std::mem::take(&mut self.unleased);
-            self.wake(&mut woken);
-            self.unleased = woken;
-        }
-        if came {
-            let mut woken = std::mem::take(&mut self.patient);
-            self.wake(&mut woken);
-            self.patient = woken;
+        let over = [
+            (changed, Stall::Memory),
+            (ranged, Stall::Ranges),
+            (leased, Stall::Lease),
+            (came, Stall::Volume),
+        ];
+        for (_, stall) in over.into_iter().filter(|(is_over, _)| *is_over) {
+            self.wake(stall);
         }
         started | changed | ranged | leased | came
     }
 
-    fn wake(&mut self, waiting: &mut VecDeque<u32>) {
-        for slot in waiting.drain(..) {
+    /// Wakes those who wait for this to pass.
+    fn wake(&mut self, stall: Stall) {
+        let mut woken = self.waiting.queue(stall).map(std::mem::take).unwrap_or_default();
+        for slot in woken.drain(..) {
             if let Some(connection) = self.connections.get_mut(slot) {
-                connection.waiting = false;
-                connection.wake = true;
+                connection.turn.waiting = false;
+                connection.turn.wake = true;
                 self.list(slot);
             }
         }
+        // Its memory stays.
+        self.waiting.queue(stall).into_iter().for_each(|queue| *queue = std::mem::take(&mut woken));
     }
 
     /// Executes what the core wants, as far as there is room for it.
@@ -519,12 +529,12 @@ impl<C: Core> Reactor<C> {
                 user(Source::Receive, slot),
                 user(Source::Send, slot),
             );
-            connection.listed = connection.wake && !connection.broken();
+            connection.turn.listed = connection.turn.wake && !connection.broken();
             if connection.is_leaving() {
                 self.pass_on(slot);
             } else if connection.is_over() {
                 self.connections.remove(slot).dismantle(&mut self.shared);
-            } else if connection.listed {
+            } else if connection.turn.listed {
                 self.listed[kept] = slot;
                 kept += 1;
             }

@@ -1,47 +1,47 @@
 //! What all connections of a shard share: the core, its volumes, and the front door's part of the arena.
 
-use super::budget::{Budget, Held};
-use super::coming::Coming;
-use super::core::Core;
-use super::effort::Effort;
-use super::guests::Expected;
-use super::limits::EXTENTS_MAX;
-use super::places::Places;
-use super::stats::ReactorCounters;
-use super::volume::Volumes;
+use crate::shard::control::stats::ReactorCounters;
+use crate::shard::core::Core;
+use crate::shard::front::budget::{Budget, Held};
+use crate::shard::front::coming::Coming;
+use crate::shard::front::effort::Effort;
+use crate::shard::front::guests::Expected;
+use crate::shard::io::volume::Volumes;
+use crate::shard::limits::EXTENTS_MAX;
+use crate::shard::net::places::Places;
 use tidepool_engine::api::{BLOCK_BYTES, Event, Extent, Nanos, Request, VolumeId};
 use tidepool_engine::mem::Buf;
 
 pub(super) struct Shared<C> {
-    pub core: C,
-    pub volumes: Volumes,
+    pub(in crate::shard) core: C,
+    pub(in crate::shard) volumes: Volumes,
     /// Volumes that are not served here yet, and whose clients are let in.
-    pub expected: Vec<Expected>,
+    pub(in crate::shard) expected: Vec<Expected>,
     /// Volumes that are on their way, and whose clients wait.
-    pub coming: Vec<Coming>,
+    pub(in crate::shard) coming: Vec<Coming>,
     /// A volume has come, or is not on its way any more, since somebody last looked.
-    pub came: bool,
-    pub count: ReactorCounters,
+    pub(in crate::shard) came: bool,
+    pub(in crate::shard) count: ReactorCounters,
     /// Which connections are whose.
-    pub places: Places,
+    pub(in crate::shard) places: Places,
     /// What clients have had done in this round.
-    pub effort: Effort,
+    pub(in crate::shard) effort: Effort,
     /// Time of this round.
-    pub now: Nanos,
+    pub(in crate::shard) now: Nanos,
     /// Reused for block status.
-    pub extents: Vec<Extent>,
+    pub(in crate::shard) extents: Vec<Extent>,
     /// The front door's part of the arena.
     budget: Budget,
     /// Memory was given back since somebody last looked.
-    pub freed: bool,
+    pub(in crate::shard) freed: bool,
     /// A trim or write-zeroes has ended since somebody last looked.
-    pub range_ended: bool,
+    pub(in crate::shard) range_ended: bool,
     /// Volumes whose gate is closed.
-    pub gated: Vec<VolumeId>,
+    pub(in crate::shard) gated: Vec<VolumeId>,
     /// A gate was opened since somebody last looked.
-    pub gate_opened: bool,
+    pub(in crate::shard) gate_opened: bool,
     /// A volume may be read again since somebody last looked.
-    pub leased: bool,
+    pub(in crate::shard) leased: bool,
 }
 
 /// Bytes that a buffer of `len` bytes takes from the arena.

@@ -4,6 +4,7 @@
 use crate::api::BLOCK_BYTES;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 
+pub use super::slab::Slab;
 pub use crate::api::Buf;
 
 /// Heap memory aligned to a block, for O_DIRECT transfers outside of the hot path.

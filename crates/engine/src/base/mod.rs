@@ -14,5 +14,6 @@ pub(crate) mod out;
 pub(crate) mod pools;
 pub(crate) mod progress;
 pub(crate) mod shared;
+mod slab;
 pub(crate) mod table;
 pub(crate) mod util;

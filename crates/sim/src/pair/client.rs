@@ -103,22 +103,22 @@ impl World {
     /// A host is the owner now and serves.
     pub(super) fn serve(&mut self, at: usize) {
         let tick = self.next_tick();
-        self.note("serve", at as u64, self.ceph.record().generation, u64::from(self.lost));
+        self.note("serve", at as u64, self.ceph.record().generation, u64::from(self.fate.lost));
         self.cover.hit("volume served");
         self.checker.killed(tick);
-        if !std::mem::take(&mut self.lost) && !self.client.verifying {
+        if !std::mem::take(&mut self.fate.lost) && !self.client.verifying {
             // Everything acknowledged is there. What was only read before it was in both copies may be gone.
             self.checker.settle(tick);
         }
         self.checker.power_lost(tick);
         self.client.verifying = true;
-        self.whole_image = false;
+        self.fate.whole_image = false;
         self.client.slots.iter_mut().for_each(|slot| *slot = None);
         self.client.serving = Some(at);
-        self.hosts[at].serves = true;
+        self.hosts[at].standing.serves = true;
         self.check_lease(1 - at);
         self.client.flushed = false;
-        self.drained_control = None;
+        self.last_drain.control = None;
         for slot in 0..self.client.slots.len() {
             self.after(MS, What::Think(slot));
         }
@@ -146,17 +146,17 @@ impl World {
         let plan = &self.plan;
         let (reads, flushes, fua, zeroes) = (plan.reads, plan.flushes, plan.fua, plan.zeroes);
         let blocks = plan.size_bytes / BLOCK_BYTES as u64;
-        let fua = self.rng.permille(fua);
-        let op = match self.rng.below(1000) {
+        let fua = self.draws.rng.permille(fua);
+        let op = match self.draws.rng.below(1000) {
             n if n < reads => Op::Read,
             n if n < reads + flushes => Op::Flush,
             n if n < reads + flushes + zeroes => Op::Discard { fua },
             n if n < reads + flushes + 2 * zeroes => Op::WriteZeroes { fua, no_hole: true },
             _ => Op::Write { fua },
         };
-        let longest = if self.rng.permille(800) { 4 } else { BLOCKS_MAX };
-        let n = 1 + self.rng.below(longest.min(blocks));
-        let first = self.rng.below(blocks - n + 1);
+        let longest = if self.draws.rng.permille(800) { 4 } else { BLOCKS_MAX };
+        let n = 1 + self.draws.rng.below(longest.min(blocks));
+        let first = self.draws.rng.below(blocks - n + 1);
         if op == Op::Flush { self.request(at, slot, op, 0, 0) } else { self.request(at, slot, op, first, n) }
     }
 
@@ -170,8 +170,8 @@ impl World {
 
     /// The host may take reads: nobody else serves the volume yet, as far as it knows.
     pub(super) fn is_leased(&self, at: usize) -> bool {
-        let Run::Owner(session) = &self.hosts[at].run else { return false };
-        session.leased_until().is_none_or(|until| self.clock(at) <= until)
+        let Run::Owner(driver) = &self.hosts[at].run else { return false };
+        driver.leased_until().is_none_or(|until| self.clock(at) <= until)
     }
 
     fn request(&mut self, at: usize, slot: usize, op: Op, first: u64, blocks: u64) {
@@ -212,7 +212,7 @@ impl World {
         self.client.flushed |= op.is_fua() || op == Op::Flush;
         if !matches!(op, Op::Read | Op::Flush) {
             // What was lost may be overwritten while the last drain is under way.
-            (self.drain_done, self.drained_control) = (false, None);
+            (self.last_drain.is_done, self.last_drain.control) = (false, None);
         }
         self.client.next_id += 1;
         let id = self.client.next_id;
@@ -257,7 +257,7 @@ impl World {
         if let Some(buf) = sent.buf {
             self.hosts[at].engine.as_mut().expect("it has answered").arena_mut().free(buf);
         }
-        let ns = if result.is_err() { 100 * MS } else { self.rng.around(self.plan.think_ns) };
+        let ns = if result.is_err() { 100 * MS } else { self.draws.rng.around(self.plan.think_ns) };
         self.after(ns, What::Think(slot));
     }
 
@@ -314,15 +314,15 @@ impl World {
         }
         let (now, tick) = (self.clock(at), self.next_tick());
         let host = &mut self.hosts[at];
-        let Run::Owner(session) = &host.run else { return false };
-        if !matches!(session.owner().phase(), Phase::Sync { .. }) {
+        let Run::Owner(driver) = &host.run else { return false };
+        if !matches!(driver.owner().phase(), Phase::Sync { .. }) {
             return false;
         }
-        if !self.drain_done {
-            if self.drained_control.is_none() {
+        if !self.last_drain.is_done {
+            if self.last_drain.control.is_none() {
                 // An earlier one may be answered yet.
                 let control = 1 << 61 | tick;
-                self.drained_control = Some((at, control));
+                self.last_drain.control = Some((at, control));
                 host.engine.as_mut().expect("it serves").drain(now, VOLUME, control);
                 self.drive(at);
             }

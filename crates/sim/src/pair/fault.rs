@@ -8,33 +8,33 @@ use tidepool_replica::{Copies, Party, Phase};
 impl World {
     /// From here on something may go wrong.
     pub(super) fn end_calm(&mut self) {
-        self.calm = false;
-        (self.end, self.steps_max) = (self.now + self.end, self.step + STEPS_MAX);
+        self.course.calm = false;
+        (self.course.end, self.course.steps_max) = (self.now + self.course.end, self.step + STEPS_MAX);
     }
 
     /// The next thing goes wrong.
     pub(super) fn fault(&mut self) {
-        if self.healing {
+        if self.course.healing {
             return;
         }
-        if self.calm {
+        if self.course.calm {
             let in_sync = self.ceph.record().copies != Copies::Solo;
             if self.plan.sync_first && !in_sync {
                 return self.after(LIMITS.beat_ns, What::Fault);
             }
             self.end_calm();
         }
-        if self.plan.patient && !self.is_in_sync() && self.now < self.patience_until {
+        if self.plan.patient && !self.is_in_sync() && self.now < self.course.patience_until {
             return self.after(LIMITS.beat_ns / 2, What::Fault);
         }
         let owner = self.hosts.iter().position(|host| matches!(host.run, Run::Owner(_)));
-        let at = owner.filter(|_| self.rng.permille(300)).unwrap_or(self.rng.below(2) as usize);
-        let until = self.now + self.rng.around(S);
-        match self.rng.below(16) {
+        let at = owner.filter(|_| self.draws.rng.permille(300)).unwrap_or(self.draws.rng.below(2) as usize);
+        let until = self.now + self.draws.rng.around(S);
+        match self.draws.rng.below(16) {
             0 => self.kill(at, false),
             1 => self.kill(at, true),
-            2 if self.rng.permille(400) => (0..2).for_each(|at| self.kill(at, true)),
-            2 if self.rng.permille(300) => (0..2).for_each(|host| self.kill(host, host == at)),
+            2 if self.draws.rng.permille(400) => (0..2).for_each(|at| self.kill(at, true)),
+            2 if self.draws.rng.permille(300) => (0..2).for_each(|host| self.kill(host, host == at)),
             2 => (0..2).for_each(|at| self.kill(at, false)),
             3 => {
                 self.note("pause", at as u64, until, 0);
@@ -43,33 +43,33 @@ impl World {
             }
             4 => {
                 self.cover.hit("link cut one way");
-                self.hole_until[at] = until;
+                self.net.hole_until[at] = until;
             }
             5 => {
                 self.cover.hit("link cut");
-                self.hole_until = [until; 2];
+                self.net.hole_until = [until; 2];
             }
             6 => {
                 self.cover.hit("witness away");
-                self.away_until[at] = until;
+                self.net.away_until[at] = until;
             }
             7 => self.kill_device(at),
             8 => self.lose_owner_and_power(),
             _ => {
-                let peer = self.hosts.iter().position(|host| matches!(host.run, Run::Peer(_)));
+                let peer = self.hosts.iter().position(|host| matches!(host.run, Run::Peer));
                 peer.into_iter().for_each(|at| self.take_over(at));
             }
         }
         // Now and then one comes on top of the other.
-        if self.rng.permille(700) {
-            self.patience_until = self.now + 3 * S;
+        if self.draws.rng.permille(700) {
+            self.course.patience_until = self.now + 3 * S;
         }
-        let ns = self.rng.around(self.plan.fault_ns);
+        let ns = self.draws.rng.around(self.plan.fault_ns);
         self.after(ns, What::Fault);
     }
 
     fn is_in_sync(&self) -> bool {
-        let owner = |host: &Host| matches!(&host.run, Run::Owner(session) if matches!(session.owner().phase(), Phase::Sync { .. }));
+        let owner = |host: &Host| matches!(&host.run, Run::Owner(driver) if matches!(driver.owner().phase(), Phase::Sync { .. }));
         self.hosts.iter().any(owner)
     }
 
@@ -82,26 +82,26 @@ impl World {
         self.cover.hit(if power { "host power loss" } else { "host kill" });
         // The record may say that the owner's copy counts before it is back. Its image's redo tells then that it is behind.
         let parting = matches!(&self.hosts[at].run,
-            Run::Owner(session) if matches!(session.owner().phase(), Phase::Leaving { writing: true, .. }));
+            Run::Owner(driver) if matches!(driver.owner().phase(), Phase::Leaving { writing: true, .. }));
         self.hosts[at].stop();
-        self.hosts[at].disk.rng = self.rng.fork();
+        self.hosts[at].disk.rng = self.draws.rng.fork();
         self.end_writes(at);
         self.mend_device(at);
         self.hosts[at].paused_until = 0;
         self.client.left(at);
         let conceded =
             matches!(self.ceph.record().copies, Copies::Peer(_)) && host_of(self.ceph.record().owner) == at;
-        if dead && !power && conceded && !parting && self.rng.permille(700) {
+        if dead && !power && conceded && !parting && self.draws.rng.permille(700) {
             self.cover.hit("failed device back");
             self.hosts[at].disk.come_back();
         } else if power || dead {
             let members = self.members();
-            let was = !self.whole_image && members.contains(&self.hosts[at].party());
+            let was = !self.fate.whole_image && members.contains(&self.hosts[at].party());
             self.hosts[at].boot += 1;
             self.hosts[at].clock.restart(self.now);
             if dead {
                 self.cover.hit("device replaced");
-                let rng = self.rng.fork();
+                let rng = self.draws.rng.fork();
                 self.hosts[at].replace_disk(&self.plan, rng);
             } else {
                 self.hosts[at].disk.power_loss();
@@ -114,10 +114,10 @@ impl World {
             let left = members.iter().any(is_left);
             if was && !left {
                 self.cover.hit("last copy lost its power");
-                self.lost = true;
+                self.fate.lost = true;
             }
         }
-        let ns = self.rng.around(300 * MS);
+        let ns = self.draws.rng.around(300 * MS);
         self.after(ns, What::Start(at));
     }
 
@@ -146,10 +146,10 @@ impl World {
 
     /// No more faults: from here on everything must come to its end.
     pub(super) fn heal(&mut self) {
-        self.healing = true;
+        self.course.healing = true;
         self.note("heal", 0, 0, 0);
-        self.away_until = [0; 2];
-        self.hole_until = [0; 2];
+        self.net.away_until = [0; 2];
+        self.net.hole_until = [0; 2];
         for at in 0..2 {
             let now = self.now;
             self.hosts[at].paused_until = self.hosts[at].paused_until.min(now);
@@ -160,7 +160,7 @@ impl World {
 
     /// The cache device of a host dies: whatever is written to it fails from now on.
     fn kill_device(&mut self, at: usize) {
-        let is_peer = matches!(self.hosts[at].run, Run::Peer(_));
+        let is_peer = matches!(self.hosts[at].run, Run::Peer);
         if !is_peer && !matches!(self.hosts[at].run, Run::Owner(_)) {
             return;
         }
@@ -202,12 +202,12 @@ impl World {
 
     /// Whether a host whose device is dead can be started with a new one: what it alone has is in the image.
     fn can_do_without(&self, at: usize) -> bool {
-        if let Run::Owner(session) = &self.hosts[at].run
-            && matches!(session.owner().phase(), Phase::Leaving { .. })
+        if let Run::Owner(driver) = &self.hosts[at].run
+            && matches!(driver.owner().phase(), Phase::Leaving { .. })
         {
-            return self.drained_at_leave || self.whole_image;
+            return self.fate.drained_at_leave || self.fate.whole_image;
         }
-        self.whole_image || self.members() != [self.hosts[at].party()]
+        self.fate.whole_image || self.members() != [self.hosts[at].party()]
     }
 
     /// Somebody sees that nobody serves the volume, and that this does not change by itself.
@@ -218,7 +218,7 @@ impl World {
         }
         let since = *self.unserved_since.get_or_insert(self.now);
         let up = self.hosts.iter().all(|host| host.engine.is_some());
-        if up && self.now > since + if self.healing { 30 * S } else { 5 * S } {
+        if up && self.now > since + if self.course.healing { 30 * S } else { 5 * S } {
             self.unserved_since = None;
             self.accept_loss();
         }
@@ -232,33 +232,31 @@ impl World {
         let host = &mut self.hosts[owner];
         if matches!(host.run, Run::Waiting) && host.party().cache == record.owner.cache {
             self.cover.hit("loss accepted by the owner");
-            self.lost = true;
+            self.fate.lost = true;
             // The image may have more than a device that has come back.
-            self.hosts[owner].is_behind = matches!(record.copies, Copies::Peer(_));
+            self.hosts[owner].standing.is_behind = matches!(record.copies, Copies::Peer(_));
             let after = record.taken_by(self.hosts[owner].party());
             return self.ask(owner, record, after);
         }
         let Some(peer) = record.peer() else { return };
         let at = host_of(peer);
-        let Run::Peer(session) = &mut self.hosts[at].run else { return };
-        if let Ok(after) = session.peer_mut().accept_loss(&record) {
+        if self.take_over_if_may(at, record, true) {
             self.cover.hit("loss accepted by the peer");
-            self.lost = true;
-            self.take_over_as(at, record, after);
+            self.fate.lost = true;
         }
     }
 
     /// A host that has lost the volume takes its backend away, or is started again.
     pub(super) fn let_go(&mut self, at: usize) {
         let host = &mut self.hosts[at];
-        if host.detaching.is_none() && self.rng.permille(700) {
+        if host.standing.detaching.is_none() && self.draws.rng.permille(700) {
             let control = host.fresh();
-            host.detaching = Some(control);
+            host.standing.detaching = Some(control);
             let now = self.clock(at);
             return self.hosts[at].engine().detach(now, VOLUME, u64::MAX, control);
         }
         let life = host.life;
-        let ns = self.rng.around(200_000_000);
+        let ns = self.draws.rng.around(200_000_000);
         self.after(ns, What::Closed { at, life });
     }
 
@@ -269,7 +267,7 @@ impl World {
         }
         self.cover.hit("volume let go of");
         let host = &mut self.hosts[at];
-        (host.detaching, host.fenced, host.serves) = (None, false, false);
+        (host.standing.detaching, host.standing.fenced, host.standing.serves) = (None, false, false);
         host.run = Run::Waiting;
         self.client.left(at);
         self.decide(at);
@@ -279,12 +277,12 @@ impl World {
     pub(super) fn replace_dead(&mut self, at: usize) {
         let log = self.hosts[at].engine.as_ref().and_then(|engine| engine.log_status(VOLUME));
         let alone =
-            matches!(&self.hosts[at].run, Run::Owner(session) if session.owner().phase() == Phase::Solo);
+            matches!(&self.hosts[at].run, Run::Owner(driver) if driver.owner().phase() == Phase::Solo);
         // Without a request there is no reason to disown a dead device that has nothing of its own.
-        self.whole_image |= alone
+        self.fate.whole_image |= alone
             && self.client.is_idle()
             && log.is_some_and(|log| log.failed && log.drained >= log.published);
-        let serves = matches!(&self.hosts[at].run, Run::Owner(_)) && !self.whole_image;
+        let serves = matches!(&self.hosts[at].run, Run::Owner(_)) && !self.fate.whole_image;
         if self.hosts[at].disk.dead && !serves {
             self.kill(at, false);
         }
@@ -292,13 +290,15 @@ impl World {
 
     /// Somebody changes the volume's mode.
     pub(super) fn change_mode(&mut self) {
-        let ns = self.rng.around(400 * MS);
+        let ns = self.draws.rng.around(400 * MS);
         self.after(ns, What::Mode);
         let owner = self.hosts.iter().position(|host| matches!(host.run, Run::Owner(_)));
         let Some(at) = owner.filter(|&at| self.plan.modes && !self.is_paused(at)) else { return };
-        let mode = match self.healing {
+        let mode = match self.course.healing {
             true => Mode::WriteBack,
-            false => self.rng.pick(&[Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off]),
+            false => {
+                self.draws.rng.pick(&[Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off])
+            }
         };
         self.note("mode", at as u64, mode as u64, 0);
         self.cover.hit("mode changed");

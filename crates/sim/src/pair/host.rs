@@ -1,21 +1,20 @@
 //! One host: its disk, its core, and what it is to the volume.
 
 use super::clock::Clock;
+use super::link::{Asked, Message};
 use super::neighbour::NEIGHBOURS;
-use super::{LIMITS, Message, Plan, What, World};
+use super::{LIMITS, Plan, What, World};
 use crate::disk::Disk;
 use crate::rng::{Rng, mix};
 use crate::store::{Content, content};
 use crate::trace::{Seen, fold};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use tidepool_engine::api::*;
-use tidepool_engine::format::{RecordHeader, open};
 use tidepool_engine::mem::Buf;
 use tidepool_engine::status::VolumeState;
 use tidepool_engine::{Engine, EngineConfig, FormatOptions, format_device};
-use tidepool_replica::{
-    Effect as OwnerEffect, Event as OwnerEvent, OwnerSession, Party, PeerEffect, PeerSession, Record,
-};
+use tidepool_replica::wire::{Holds, Message as Plain};
+use tidepool_replica::{OwnerDriver, Party, PeerDriver, Record, holds};
 
 /// The host's other volume.
 pub(super) const NEIGHBOUR: VolumeId = VolumeId(0);
@@ -31,15 +30,15 @@ pub(super) enum Run {
     /// It runs and waits for its time to come.
     Waiting,
     /// It gets a record from its peer that it has lost, or gives up at that time.
-    Fetching { sequence: u64, through: u64, until: Nanos },
+    Fetching { sequence: u64, through: u64, connection: u64, until: Nanos },
     /// It is the owner.
-    Owner(OwnerSession),
+    Owner(Box<OwnerDriver>),
     /// It holds a copy, or may be asked to.
-    Peer(PeerSession),
-    /// It makes its copy stable, to take over.
-    Stabilising { session: PeerSession, before: Record, after: Record, flush: RequestId },
-    /// It writes down that it listens to the old owner no more.
+    Peer,
+    /// It writes down that it listens to the old owner no more, to take over.
     Promising { before: Record, after: Record, control: u64 },
+    /// It makes its copy stable.
+    Stabilising { before: Record, after: Record, flush: RequestId },
     /// It has asked the witness for the volume.
     Asking { before: Record, after: Record },
     /// The record is its own; the former owner is being kept from the image.
@@ -55,8 +54,8 @@ impl Run {
             Run::Down => "down".into(),
             Run::Waiting => "waiting".into(),
             Run::Fetching { sequence, .. } => format!("fetching {sequence}"),
-            Run::Owner(session) => format!("owner, {:?}", session.owner().phase()),
-            Run::Peer(session) => format!("peer, {:?}", session.peer()),
+            Run::Owner(driver) => format!("owner, {:?}", driver.owner().phase()),
+            Run::Peer => "peer".into(),
             Run::Stabilising { .. } => "stabilising".into(),
             Run::Promising { .. } => "promising".into(),
             Run::Asking { before, after } => format!("asking {before:?} {after:?}"),
@@ -77,6 +76,46 @@ impl Host {
     }
 }
 
+/// The connection that a host believes to have.
+#[derive(Default)]
+pub(super) struct Link {
+    /// Its number.
+    pub(super) connection: Option<u64>,
+    /// When something was last heard.
+    pub(super) heard: Nanos,
+    /// What has come over it and is not taken in, and whether that has to wait.
+    pub(super) inbox: VecDeque<Message>,
+    pub(super) stalled: bool,
+}
+
+/// What the drivers have under way in the core.
+#[derive(Default)]
+pub(super) struct Copies {
+    /// Drivers of the peer's side by their connection: the last one, and those to which the core owes answers.
+    pub(super) followers: BTreeMap<u64, PeerDriver>,
+    /// Their requests.
+    pub(super) asked: HashMap<RequestId, Asked>,
+    /// Control operations that begin their copies, by their connection.
+    pub(super) beginnings: HashMap<u64, u64>,
+    /// Control operations that note who the peer is.
+    pub(super) notes: HashSet<u64>,
+}
+
+/// What a host may do with the image.
+#[derive(Default)]
+pub(super) struct Standing {
+    /// It knows that it is not the owner any more.
+    pub(super) fenced: bool,
+    /// Its clients are let in.
+    pub(super) serves: bool,
+    /// It is to serve although the image may have more than it: nothing that is clean in it counts.
+    pub(super) is_behind: bool,
+    /// The operation that takes the backend of a lost volume away.
+    pub(super) detaching: Option<u64>,
+    /// Generation of its client of the image.
+    pub(super) generation: u64,
+}
+
 /// A host.
 pub(super) struct Host {
     pub(super) at: usize,
@@ -88,19 +127,12 @@ pub(super) struct Host {
     pub(super) life: u64,
     pub(super) clock: Clock,
     pub(super) paused_until: Nanos,
-    /// The connection that it believes to have, and when it last heard something.
-    pub(super) connection: Option<u64>,
-    pub(super) heard: Nanos,
+    pub(super) link: Link,
+    pub(super) copies: Copies,
+    pub(super) standing: Standing,
     next_id: u64,
-    /// Records on their way into the log, and those that wait for the copy to begin.
+    /// Records that it has fetched of its peer, on their way into the log.
     pub(super) records: HashMap<RequestId, (u64, Buf)>,
-    /// Records that are read for the owner, and blocks, with their CRC-32C.
-    pub(super) fetches: HashMap<RequestId, Buf>,
-    pub(super) blocks: HashMap<RequestId, (u64, u32, Buf)>,
-    queue: VecDeque<(Vec<u8>, bool)>,
-    /// The copy begins: control operation, generation.
-    pub(super) beginning: Option<(u64, u64)>,
-    flush: Option<RequestId>,
     /// Writes of its other volume.
     pub(super) neighbours: HashMap<RequestId, Buf>,
     /// How many there ever were.
@@ -108,19 +140,8 @@ pub(super) struct Host {
     append_bytes: usize,
     /// Devices that it has had before this one.
     disks: u128,
-    /// It knows that it is not the owner any more.
-    pub(super) fenced: bool,
-    /// Its clients are let in.
-    pub(super) serves: bool,
     /// When the owner of its copy was last told that it is followed, or the process began.
     pub(super) followed_at: Nanos,
-    /// It is to serve although the image may have more than it: nothing that is clean in it counts.
-    pub(super) is_behind: bool,
-    /// The operation that takes the backend of a lost volume away.
-    pub(super) detaching: Option<u64>,
-    /// Generation of its client of the image.
-    pub(super) generation: u64,
-    pub(super) told_drained: u64,
     /// When it is ticked next.
     pub(super) armed: Nanos,
 }
@@ -171,26 +192,16 @@ impl Host {
             life: 0,
             clock,
             paused_until: 0,
-            connection: None,
-            heard: 0,
+            link: Link::default(),
+            copies: Copies::default(),
+            standing: Standing::default(),
             next_id: OWN_REQUESTS,
             records: HashMap::new(),
-            fetches: HashMap::new(),
-            blocks: HashMap::new(),
-            queue: VecDeque::new(),
-            beginning: None,
-            flush: None,
             neighbours: HashMap::new(),
             neighbour_writes: 0,
             append_bytes: plan.append_bytes,
             disks: 0,
-            fenced: false,
-            serves: false,
             followed_at: 0,
-            is_behind: false,
-            detaching: None,
-            generation: 0,
-            told_drained: 0,
             armed: 0,
         }
     }
@@ -226,11 +237,10 @@ impl Host {
         if let Some((sequence, _)) = self.records.get(&id) {
             return fold(&(2, sequence));
         }
-        if let Some((block, crc, _)) = self.blocks.get(&id) {
-            return fold(&(3, block, crc));
+        if let Some(asked) = self.copies.asked.get(&id) {
+            return asked.name;
         }
         match id {
-            _ if self.fetches.contains_key(&id) => fold(&4),
             _ if self.neighbours.contains_key(&id) => fold(&(5, id)),
             _ => fold(&6),
         }
@@ -241,10 +251,24 @@ impl Host {
         match self.run {
             Run::Promising { control: promises, .. } if promises == control => fold(&7),
             Run::Attaching { control: attaches, .. } if attaches == control => fold(&8),
-            _ if self.beginning.is_some_and(|(begins, _)| begins == control) => fold(&9),
-            _ if self.detaching == Some(control) => fold(&10),
+            _ if self.copies.beginnings.contains_key(&control) => fold(&9),
+            _ if self.copies.notes.contains(&control) => fold(&12),
+            _ if self.standing.detaching == Some(control) => fold(&10),
             _ => fold(&11),
         }
+    }
+
+    /// It is an owner that wants a peer now.
+    pub(super) fn wants_peer(&self) -> bool {
+        match (&self.run, &self.engine) {
+            (Run::Owner(driver), Some(engine)) => driver.wants_peer_now(engine),
+            _ => false,
+        }
+    }
+
+    /// What it tells an owner that comes back.
+    pub(super) fn copy(&self) -> Option<Holds> {
+        holds(self.engine.as_ref()?, VOLUME, self.known()?.generation)
     }
 
     /// It gets another device, with an empty cache.
@@ -258,14 +282,12 @@ impl Host {
         self.life += 1;
         self.engine = None;
         self.run = Run::Down;
-        self.connection = None;
+        self.link.connection = None;
+        self.link.inbox.clear();
+        self.copies = Copies::default();
         self.records.clear();
-        self.fetches.clear();
-        self.blocks.clear();
-        self.queue.clear();
         self.neighbours.clear();
-        (self.fenced, self.detaching, self.serves) = (false, None, false);
-        (self.beginning, self.flush) = (None, None);
+        (self.standing.fenced, self.standing.detaching, self.standing.serves) = (false, None, false);
         self.armed = 0;
     }
 }
@@ -308,60 +330,11 @@ impl World {
         self.drive(at);
     }
 
-    /// The owner's machine takes an event in.
-    pub(super) fn tell(&mut self, at: usize, event: OwnerEvent) {
-        let now = self.clock(at);
-        let host = &mut self.hosts[at];
-        let (Run::Owner(session), Some(engine)) = (&mut host.run, &mut host.engine) else { return };
-        let mut effects = Vec::new();
-        session.take(engine, now, event, &mut effects);
-        self.owner_effects(at, effects);
-    }
-
-    /// The owner hears how far the copy goes.
-    fn peer_has(&mut self, at: usize, have: Have) {
-        let now = self.clock(at);
-        let host = &mut self.hosts[at];
-        let (Run::Owner(session), Some(engine)) = (&mut host.run, &mut host.engine) else { return };
-        let mut effects = Vec::new();
-        assert!(session.has(engine, now, have, &mut effects), "a peer has what it was sent: {have:?}");
-        self.owner_effects(at, effects);
-    }
-
-    fn owner_effects(&mut self, at: usize, effects: Vec<OwnerEffect>) {
-        for effect in effects {
-            match effect {
-                OwnerEffect::Begin { generation, base } => {
-                    self.cover.hit("copy begun");
-                    let host = &self.hosts[at];
-                    let (Run::Owner(session), Some(engine)) = (&host.run, &host.engine) else { continue };
-                    let begin = session.begin(engine, generation, base);
-                    self.send(at, Message::Begin(begin));
-                }
-                OwnerEffect::Stabilise => {
-                    self.cover.hit("peer left");
-                    let host = &self.hosts[at];
-                    let log = host.engine.as_ref().and_then(|engine| engine.log_status(VOLUME));
-                    // An owner that has not noticed yet goes on acknowledging what its log has.
-                    self.drained_at_leave =
-                        log.is_some_and(|log| log.failed && log.drained >= log.acknowledged);
-                }
-                OwnerEffect::Write { before, after } => self.send_change(at, before, after),
-                OwnerEffect::Close => {
-                    self.cover.hit("owner closed");
-                    self.hosts[at].engine().fence(VOLUME);
-                    self.hosts[at].fenced = true;
-                    self.let_go(at);
-                }
-            }
-        }
-    }
-
     /// Lets a host do all that it can.
     pub(super) fn drive(&mut self, at: usize) {
         loop {
             while self.take_effects(at) {}
-            if self.failure.is_some() || !self.look(at) {
+            if self.told.failure.is_some() || !self.look(at) {
                 return;
             }
         }
@@ -377,23 +350,23 @@ impl World {
             // What goes to the peer stays in its order.
             let order = if matches!(effect, Effect::Peer { .. }) { all.len() } else { usize::MAX };
             let identity = fold(&(at, seen.identity()));
-            all.push((order, mix(self.order, identity), identity, fold(&seen), effect));
+            all.push((order, mix(self.draws.order, identity), identity, fold(&seen), effect));
         }
         all.sort_by_key(|&(order, shuffled, _, data, _)| (order, shuffled, data));
         let some = !all.is_empty();
         let life = self.hosts[at].life;
         for (_, _, identity, _, effect) in all {
-            if self.failure.is_some() {
+            if self.told.failure.is_some() {
                 return false;
             }
             if self.hosts[at].life != life {
                 break;
             }
-            let (name, rng) = self.chance.named(identity);
-            let before = (self.effect, std::mem::replace(&mut self.rng, rng));
-            self.effect = name;
+            let (name, rng) = self.draws.chance.named(identity);
+            let before = (self.draws.effect, std::mem::replace(&mut self.draws.rng, rng));
+            self.draws.effect = name;
             self.effect(at, effect);
-            (self.effect, self.rng) = before;
+            (self.draws.effect, self.draws.rng) = before;
         }
         some
     }
@@ -416,73 +389,6 @@ impl World {
         }
     }
 
-    /// Lets the machines look at the core; whether the core has to be driven again.
-    fn look(&mut self, at: usize) -> bool {
-        let now = self.clock(at);
-        let host = &mut self.hosts[at];
-        let Some(engine) = &mut host.engine else { return false };
-        match &mut host.run {
-            Run::Owner(session) => {
-                let before = session.owner().pairing();
-                let mut effects = Vec::new();
-                session.look(engine, now, &mut effects);
-                let changed = before != session.owner().pairing();
-                self.owner_effects(at, effects);
-                changed
-            }
-            Run::Peer(session) if host.connection.is_some() => {
-                let mut effects = Vec::new();
-                session.look(engine, &mut effects);
-                for effect in &effects {
-                    match *effect {
-                        PeerEffect::Have(have) => self.send(at, Message::Have(have)),
-                        PeerEffect::Flush => {
-                            let host = &mut self.hosts[at];
-                            let id = host.fresh();
-                            host.flush = Some(id);
-                            let op = Op::Flush;
-                            let request = Request { id, volume: VOLUME, op, offset: 0, len: 0, buf: None };
-                            host.engine().handle(now, Event::Request(request));
-                        }
-                        PeerEffect::HangUp => self.hang_up(at),
-                    }
-                }
-                self.feed(at) || effects.contains(&PeerEffect::Flush)
-            }
-            _ => false,
-        }
-    }
-
-    /// Gives the core the records that have arrived; whether there was one.
-    fn feed(&mut self, at: usize) -> bool {
-        let now = self.clock(at);
-        let mut fed = false;
-        loop {
-            let host = &mut self.hosts[at];
-            let Run::Peer(session) = &mut host.run else { return fed };
-            let Some((bytes, durable)) = host.queue.front().filter(|_| session.takes_records()) else {
-                return fed;
-            };
-            let engine = host.engine.as_mut().expect("the process runs");
-            let Some(buf) = engine.arena_mut().alloc(bytes.len()) else { return fed };
-            engine.arena_mut().bytes_mut(buf).copy_from_slice(bytes);
-            let header = open::<RecordHeader>(&bytes[..BLOCK_BYTES]).expect("nothing is damaged on the way");
-            let sequence = header.sequence.get();
-            let op = Op::Record { durable: *durable };
-            if session.peer_mut().record(header.generation.get(), sequence).is_err() {
-                engine.arena_mut().free(buf);
-                self.hang_up(at);
-                return fed;
-            }
-            host.queue.pop_front();
-            let id = host.fresh();
-            host.records.insert(id, (sequence, buf));
-            let request = Request { id, volume: VOLUME, op, offset: 0, len: 0, buf: Some(buf) };
-            host.engine().handle(now, Event::Request(request));
-            fed = true;
-        }
-    }
-
     fn effect(&mut self, at: usize, effect: Effect) {
         let block = BLOCK_BYTES as u64;
         let host = &mut self.hosts[at];
@@ -498,7 +404,7 @@ impl World {
                 let buf = if let BackendOp::Read { buf, .. } = op { Some(buf) } else { None };
                 (token, Transfer::Neighbour { buf })
             }
-            Effect::Backend { op, .. } if host.fenced && changes_image(&op) => {
+            Effect::Backend { op, .. } if host.standing.fenced && changes_image(&op) => {
                 return self.fail(format!("host {at} was told that it is not the owner, and sends {op:?}"));
             }
             Effect::Backend { token, op, .. } => (
@@ -520,15 +426,17 @@ impl World {
                     PeerOp::Record { buf, durable, .. } => {
                         Message::Record { bytes: engine.arena().bytes(buf).to_vec(), durable }
                     }
-                    PeerOp::Stabilise { sequence } => Message::Stabilise { sequence },
-                    PeerOp::Block { block, crc } => Message::AskBlock { block, crc },
+                    PeerOp::Stabilise { sequence } => Message::Plain(Plain::Flush { sequence }),
+                    PeerOp::Block { block, crc } => {
+                        Message::Plain(Plain::Block { block, crc, data_bytes: 0 })
+                    }
                 };
                 return self.send(at, message);
             }
             Effect::Reply { id, result } => return self.reply(at, id, result),
             Effect::ControlDone { control, result } => return self.control_done(at, control, result),
         };
-        let generation = host.generation;
+        let generation = host.standing.generation;
         self.send_transfer(at, token, generation, transfer);
     }
 
@@ -540,13 +448,10 @@ impl World {
         if let Some(buf) = host.neighbours.remove(&id) {
             return host.engine().arena_mut().free(buf);
         }
-        if let Some(buf) = host.fetches.remove(&id) {
-            return self.fetched(at, buf, result);
+        if let Some(asked) = host.copies.asked.remove(&id) {
+            return self.answered(at, &asked, result);
         }
-        if let Some(asked) = host.blocks.remove(&id) {
-            return self.block_read(at, asked, result);
-        }
-        if let Some((sequence, buf)) = host.records.remove(&id) {
+        if let Some((_, buf)) = host.records.remove(&id) {
             host.engine().arena_mut().free(buf);
             if matches!(host.run, Run::Fetching { .. }) {
                 host.run = Run::Waiting;
@@ -554,76 +459,67 @@ impl World {
                     // Another volume was promised the room meanwhile: it is tried again.
                     self.cover.hit("record without room");
                 }
-                return self.decide(at);
-            }
-            if let Run::Peer(session) = &mut host.run {
-                if result == Err(RequestError::Invalid) && session.takes_records() {
-                    return self.fail(format!("host {at} cannot take record {sequence} of its owner"));
-                }
-                session.logged(sequence, result);
+                self.decide(at);
             }
             return;
         }
-        if host.flush == Some(id) {
-            host.flush = None;
-            if let Run::Peer(session) = &mut host.run {
-                session.flushed(result);
-            }
-            return;
-        }
-        match &host.run {
-            // What it has cannot be made stable: it may not take over.
-            Run::Stabilising { flush, .. } if *flush == id && result.is_err() => {
-                host.run = Run::Waiting;
-            }
-            Run::Stabilising { session, before, after, flush } if *flush == id => {
-                let (promise, before, after) = (session.peer().promise(), *before, *after);
-                let host = &mut self.hosts[at];
-                let control = host.fresh();
-                host.run = Run::Promising { before, after, control };
-                host.engine().promise(VOLUME, promise, control);
-            }
+        match host.run {
+            Run::Stabilising { before, after, flush } if flush == id => match result {
+                Ok(()) => self.ask(at, before, after),
+                // What it has cannot be made stable: it may not take over.
+                Err(_) => host.run = Run::Waiting,
+            },
             _ => {}
         }
     }
 
     fn control_done(&mut self, at: usize, control: u64, result: Result<(), ControlError>) {
-        if self.drained_control == Some((at, control)) {
-            self.drained_control = None;
+        if self.last_drain.control == Some((at, control)) {
+            self.last_drain.control = None;
             // Another operation may be under way.
-            self.drain_done = result.is_ok();
+            self.last_drain.is_done = result.is_ok();
             return;
         }
         if control == NEIGHBOURS {
             let life = self.hosts[at].life;
             return self.after(0, What::Neighbour { at, life });
         }
+        let now = self.clock(at);
         let host = &mut self.hosts[at];
-        if host.beginning.is_some_and(|(begins, _)| begins == control) {
-            let (_, generation) = host.beginning.take().expect("looked at just now");
-            match (result, &mut host.run) {
-                (Ok(()), Run::Peer(session)) => {
-                    session.begun(VOLUME);
-                    self.send(at, Message::Begun { generation });
-                }
-                (Err(ControlError::NoRoom | ControlError::Device), _) => self.hang_up(at),
-                (Err(error), _) => self.fail(format!("host {at} cannot begin a copy: {error}")),
-                _ => {}
+        if let Some(connection) = host.copies.beginnings.remove(&control) {
+            let expected =
+                |error: &ControlError| matches!(error, ControlError::NoRoom | ControlError::Device);
+            if let Err(error) = result.as_ref()
+                && !expected(error)
+            {
+                return self.fail(format!("host {at} cannot begin a copy: {error}"));
             }
+            let result = result.map_err(|error| error.to_string());
+            self.drive_peer(at, connection, |driver, _, turns| driver.begun(result, turns));
             return;
         }
-        if host.detaching == Some(control) {
+        if host.copies.notes.remove(&control) {
+            self.drive_owner(at, |driver, _, _, turns| driver.noted(control, turns));
+            return;
+        }
+        if host.standing.detaching == Some(control) {
             return self.has_let_go(at, result);
         }
         match host.run {
             Run::Promising { before, after, control: promises } if promises == control => match result {
-                Ok(()) => self.ask(at, before, after),
+                Ok(()) => {
+                    let flush = host.fresh();
+                    let request =
+                        Request { id: flush, volume: VOLUME, op: Op::Flush, offset: 0, len: 0, buf: None };
+                    host.run = Run::Stabilising { before, after, flush };
+                    host.engine().handle(now, Event::Request(request));
+                }
                 Err(_) => host.run = Run::Waiting,
             },
             Run::Attaching { record, control: attaches } if attaches == control => {
-                let session = OwnerSession::new(host.engine(), VOLUME, record, LIMITS, self.plan.alone);
-                host.run = Run::Owner(session);
-                (host.told_drained, host.is_behind) = (0, false);
+                let driver = OwnerDriver::new(host.engine(), VOLUME, record, LIMITS, self.plan.alone);
+                host.run = Run::Owner(Box::new(driver));
+                host.standing.is_behind = false;
                 self.serve(at);
             }
             _ => {}
@@ -633,72 +529,16 @@ impl World {
     /// A message arrives.
     pub(super) fn receive(&mut self, at: usize, message: Message) {
         let now = self.clock(at);
-        self.hosts[at].heard = now;
-        match message {
-            Message::Begin(begin) => self.begin(at, begin),
-            Message::Begun { generation } => {
-                let is_own = matches!(&self.hosts[at].run, Run::Owner(session)
-                    if session.owner().record().generation == generation);
-                if is_own {
-                    self.tell(at, OwnerEvent::Begun);
-                }
-            }
-            Message::Record { bytes, durable } => self.hosts[at].queue.push_back((bytes, durable)),
-            Message::Stabilise { sequence } => {
-                if let Run::Peer(session) = &mut self.hosts[at].run {
-                    session.stabilise(sequence);
-                }
-            }
-            Message::Have(have) => self.peer_has(at, have),
-            Message::Drained { sequence } => {
-                let host = &mut self.hosts[at];
-                if let (Run::Peer(session), Some(engine)) = (&host.run, &mut host.engine) {
-                    session.drained(engine, sequence);
-                }
-            }
-            Message::AskBlock { block, crc } => self.asked_for_block(at, block, crc),
-            Message::Block { block, crc, data } => self.block_came(at, block, crc, data.as_deref()),
-            Message::Beat { time_ns } => match &mut self.hosts[at].run {
-                Run::Peer(_) => {
-                    self.hosts[at].followed_at = now;
-                    self.send(at, Message::Beat { time_ns });
-                }
-                Run::Owner(session) => {
-                    assert!(session.followed(time_ns), "a beat that was sent");
-                }
-                _ => {}
-            },
-        }
+        self.hosts[at].link.heard = now;
+        self.hosts[at].link.inbox.push_back(message);
         self.drive(at);
-    }
-
-    fn begin(&mut self, at: usize, begin: Begin) {
-        let spec = VolumeSpec { size_bytes: begin.size_bytes, ..self.plan.spec(begin.generation) };
-        let host = &mut self.hosts[at];
-        let Run::Peer(session) = &mut host.run else { return };
-        if session.begin(begin.generation, begin.base).is_err() {
-            return self.hang_up(at);
-        }
-        let control = host.fresh();
-        if host.known().is_some() {
-            host.beginning = Some((control, begin.generation));
-            host.engine().begin_replica(VOLUME, begin, control);
-            return;
-        }
-        match host.engine().add_replica(spec, begin.base, begin.room, control) {
-            Ok(id) => {
-                assert_eq!(id, VOLUME);
-                host.beginning = Some((control, begin.generation));
-            }
-            Err(_) => self.hang_up(at),
-        }
     }
 
     /// Of two hosts at most one takes reads, whatever their clocks show.
     pub(super) fn check_lease(&mut self, at: usize) {
         let host = &self.hosts[at];
         let taken = self.client.is_served_by(1 - at);
-        if taken && host.serves && !host.fenced && self.is_leased(at) {
+        if taken && host.standing.serves && !host.standing.fenced && self.is_leased(at) {
             self.fail(format!("host {at} takes reads of a volume that is served by the other one"));
         }
     }
@@ -710,78 +550,19 @@ impl World {
             return;
         }
         self.check_lease(at);
-        if self.hosts[at].connection.is_some() && now > self.hosts[at].heard + LIMITS.silence_ns {
-            self.hang_up(at);
-        }
-        let host = &mut self.hosts[at];
-        if let (Run::Owner(session), Some(engine), Some(_)) = (&mut host.run, &host.engine, host.connection)
-            && session.parts_because(engine, now).is_some()
-        {
-            let lost = engine.has_loss(VOLUME);
-            self.cover.hit(if lost { "copy parted with for a loss" } else { "copy without room given up" });
-            return self.hang_up(at);
-        }
-        if let (Run::Owner(session), Some(engine)) = (&mut host.run, &host.engine) {
-            let drained = session.drained(engine);
-            if host.connection.is_some() {
-                session.beats(now);
-                self.send(at, Message::Beat { time_ns: now });
-                if drained > self.hosts[at].told_drained {
-                    self.hosts[at].told_drained = drained;
-                    self.send(at, Message::Drained { sequence: drained });
-                }
-            }
-        }
+        self.beat_of_drivers(at);
         if self.is_owner_unawares(at) {
             self.hosts[at].run = Run::Waiting;
         }
-        if matches!(self.hosts[at].run, Run::Fetching { until, .. } if now > until) {
+        if let Run::Fetching { until, connection, .. } = self.hosts[at].run
+            && now > until
+        {
             self.hosts[at].run = Run::Waiting;
+            self.drive_peer(1 - at, connection, |driver, engine, _| driver.disconnected(engine));
         }
         if matches!(self.hosts[at].run, Run::Waiting) {
             self.decide(at);
         }
-        self.drive(at);
-    }
-
-    /// A host gives its connection up.
-    pub(super) fn hang_up(&mut self, at: usize) {
-        let host = &mut self.hosts[at];
-        if host.connection.take().is_none() {
-            return;
-        }
-        host.queue.clear();
-        if matches!(host.run, Run::Peer(_)) && host.known().is_some() {
-            host.engine().withdraw_room(VOLUME);
-        }
-        self.note("hang up", at as u64, 0, 0);
-        self.tell(at, OwnerEvent::PeerDown);
-    }
-
-    /// The two are connected; the owner hears who the other one is.
-    pub(super) fn connected(&mut self, at: usize, connection: u64) {
-        let now = self.clock(at);
-        for host in &mut self.hosts {
-            host.connection = Some(connection);
-            host.heard = host.clock.read(self.now);
-            host.queue.clear();
-            host.told_drained = 0;
-        }
-        let peer = self.hosts[1 - at].party();
-        let known = self.hosts[1 - at].known().map(|_| VOLUME);
-        let room = self.hosts[1 - at].engine().room_to_begin(known);
-        let host = &mut self.hosts[at];
-        let (Run::Owner(session), Some(engine)) = (&mut host.run, &mut host.engine) else { return };
-        let mut effects = Vec::new();
-        let up = session.peer_up(engine, now, (peer, room), &mut effects);
-        session.beats(now);
-        if !up {
-            self.cover.hit("peer without room");
-            self.hang_up(at);
-            self.hang_up(1 - at);
-        }
-        self.owner_effects(at, effects);
-        self.send(at, Message::Beat { time_ns: now });
         self.drive(at);
     }
 }

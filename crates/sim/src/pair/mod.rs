@@ -8,6 +8,7 @@ mod clock;
 mod fault;
 mod fetch;
 mod host;
+mod link;
 mod neighbour;
 mod rot;
 mod taking;
@@ -22,11 +23,11 @@ use crate::world::Outcome;
 use client::Client;
 use clock::Clock;
 use host::{Host, Run, Transfer};
+use link::Message;
 use rot::Rot;
 use std::collections::{BTreeMap, VecDeque};
 use tidepool_engine::Engine;
 use tidepool_engine::api::*;
-use tidepool_engine::format::crc32c;
 use tidepool_engine::mem::Buf;
 use tidepool_replica::{Copies, Limits, Record};
 
@@ -40,68 +41,13 @@ const LIVENESS_NS: Nanos = 120 * S;
 const STEPS_MAX: u64 = 8_000;
 const NOTES_MAX: usize = 300;
 
-/// What the hosts say to each other.
-enum Message {
-    Begin(Begin),
-    Begun {
-        generation: u64,
-    },
-    Record {
-        bytes: Vec<u8>,
-        durable: bool,
-    },
-    Stabilise {
-        sequence: u64,
-    },
-    Have(Have),
-    Drained {
-        sequence: u64,
-    },
-    AskBlock {
-        block: u64,
-        crc: u32,
-    },
-    Block {
-        block: u64,
-        crc: u32,
-        data: Option<Vec<u8>>,
-    },
-    /// With the time of the owner's clock, which the peer says back.
-    Beat {
-        time_ns: Nanos,
-    },
-}
-
-/// A message as it is compared.
-#[derive(Debug, Hash)]
-enum Told<'a> {
-    Begin(&'a Begin),
-    Begun { generation: u64 },
-    Record { data: u32, durable: bool },
-    Stabilise { sequence: u64 },
-    Have(&'a Have),
-    Drained { sequence: u64 },
-    AskBlock { block: u64, crc: u32 },
-    Block { block: u64, crc: u32, data: Option<u32> },
-    Beat { time_ns: Nanos },
-}
-
-impl Message {
-    fn told(&self) -> Told<'_> {
-        match self {
-            Message::Begin(begin) => Told::Begin(begin),
-            &Message::Begun { generation } => Told::Begun { generation },
-            Message::Record { bytes, durable } => Told::Record { data: crc32c(bytes), durable: *durable },
-            &Message::Stabilise { sequence } => Told::Stabilise { sequence },
-            Message::Have(have) => Told::Have(have),
-            &Message::Drained { sequence } => Told::Drained { sequence },
-            &Message::AskBlock { block, crc } => Told::AskBlock { block, crc },
-            Message::Block { block, crc, data } => {
-                Told::Block { block: *block, crc: *crc, data: data.as_deref().map(crc32c) }
-            }
-            &Message::Beat { time_ns } => Told::Beat { time_ns },
-        }
-    }
+/// Mean times of what a host waits for.
+#[derive(Debug, Clone)]
+struct Latency {
+    device_ns: Nanos,
+    sync_ns: Nanos,
+    link_ns: Nanos,
+    image_ns: Nanos,
 }
 
 /// What a run is like.
@@ -118,10 +64,7 @@ struct Plan {
     flushes: u64,
     fua: u64,
     zeroes: u64,
-    device_ns: Nanos,
-    sync_ns: Nanos,
-    link_ns: Nanos,
-    image_ns: Nanos,
+    latency: Latency,
     /// Mean time from one fault to the next.
     fault_ns: Nanos,
     lost_answers: u64,
@@ -153,10 +96,12 @@ impl Plan {
             flushes: rng.pick(&[0, 20, 150]),
             fua: rng.pick(&[0, 50]),
             zeroes: rng.pick(&[0, 40]),
-            device_ns: rng.pick(&[20_000, 200_000, 2 * MS]),
-            sync_ns: rng.pick(&[200_000, 4 * MS, 100 * MS]),
-            link_ns: rng.pick(&[20_000, 200_000, 3 * MS]),
-            image_ns: rng.pick(&[200_000, 2 * MS, 30 * MS]),
+            latency: Latency {
+                device_ns: rng.pick(&[20_000, 200_000, 2 * MS]),
+                sync_ns: rng.pick(&[200_000, 4 * MS, 100 * MS]),
+                link_ns: rng.pick(&[20_000, 200_000, 3 * MS]),
+                image_ns: rng.pick(&[200_000, 2 * MS, 30 * MS]),
+            },
             fault_ns: rng.pick(&[30 * MS, 150 * MS, 600 * MS]),
             lost_answers: rng.pick(&[0, 100, 400]),
             patient: rng.permille(700),
@@ -241,7 +186,8 @@ enum What {
     Answer {
         at: usize,
         life: u64,
-        written: Option<bool>,
+        /// What it was asked for stands there; `None` if the answer is lost.
+        stands: Option<bool>,
     },
     Fence {
         at: usize,
@@ -306,14 +252,50 @@ impl What {
     }
 }
 
+/// What stands between the hosts.
+#[derive(Default)]
+struct Net {
+    /// Until when a host does not reach the witness, and until when what it sends to the other one gets lost.
+    away_until: [Nanos; 2],
+    hole_until: [Nanos; 2],
+    /// Connections that there ever were.
+    connections: u64,
+    /// A connection of which something was lost: nothing more comes over it.
+    broken: u64,
+    last_delivery: [Nanos; 2],
+}
+
+/// What is known of the volume's data.
+struct Fate {
+    /// Both copies of what was acknowledged and not flushed are gone.
+    lost: bool,
+    /// The image has everything, and no cache has anything that counts: so it is at first, and when an owner's dead device
+    /// is no longer named.
+    whole_image: bool,
+    /// The image had everything when an owner with a dead device left its peer.
+    drained_at_leave: bool,
+}
+
+/// How far the life is.
+struct Course {
+    /// Nothing has gone wrong yet.
+    calm: bool,
+    end: Nanos,
+    /// After so many events nothing goes wrong any more.
+    steps_max: u64,
+    healing: bool,
+    /// Until then the next fault waits for the two to be in sync.
+    patience_until: Nanos,
+}
+
 struct Note {
     now: Nanos,
     what: &'static str,
     numbers: [u64; 3],
 }
 
-/// The world of a seed.
-struct World {
+/// What chance decides.
+struct Draw {
     seed: u64,
     /// Where further streams come from: a new disk has its own.
     chance: Chance,
@@ -323,9 +305,28 @@ struct World {
     rng: Rng,
     /// The name of the effect that is carried out now.
     effect: u64,
+}
+
+/// The drain at the end.
+#[derive(Default)]
+struct LastDrain {
+    /// Host and control operation of the one that is under way.
+    control: Option<(usize, u64)>,
+    is_done: bool,
+}
+
+/// What is said of the life.
+struct Report {
+    notes: VecDeque<Note>,
+    verbose: bool,
+    failure: Option<String>,
+}
+
+/// The world of a seed.
+struct World {
+    draws: Draw,
     plan: Plan,
     now: Nanos,
-    end: Nanos,
     /// By time, name, and order.
     queue: BTreeMap<(Nanos, u64, u64), What>,
     queued: u64,
@@ -334,39 +335,18 @@ struct World {
     trace: Trace,
     hosts: [Host; 2],
     ceph: Ceph,
-    /// Until when a host does not reach the witness, and until when what it sends to the other one gets lost.
-    away_until: [Nanos; 2],
-    hole_until: [Nanos; 2],
-    connections: u64,
-    /// A connection of which something was lost: nothing more comes over it.
-    broken: u64,
-    last_delivery: [Nanos; 2],
+    net: Net,
     checker: Checker,
     client: Client,
-    /// Both copies of what was acknowledged and not flushed are gone.
-    lost: bool,
-    /// The image has everything, and no cache has anything that counts: so it is at first, and when an owner's dead device
-    /// is no longer named.
-    whole_image: bool,
-    /// The image had everything when an owner with a dead device left its peer.
-    drained_at_leave: bool,
-    /// Nothing has gone wrong yet.
-    calm: bool,
+    fate: Fate,
+    course: Course,
     /// Since when nobody serves the volume.
     unserved_since: Option<Nanos>,
-    /// Until then the next fault waits for the two to be in sync.
-    patience_until: Nanos,
-    /// After so many events nothing goes wrong any more.
-    steps_max: u64,
-    healing: bool,
-    drained_control: Option<(usize, u64)>,
+    last_drain: LastDrain,
     /// In some lives blocks go bad.
     rot: Option<Rot>,
-    drain_done: bool,
     cover: Coverage,
-    notes: VecDeque<Note>,
-    verbose: bool,
-    failure: Option<String>,
+    told: Report,
 }
 
 /// Lives a life of at most `seconds` of simulated time, and then until everything is quiet. What it has drawn is beside the outcome,
@@ -374,7 +354,7 @@ struct World {
 pub(crate) fn live(chance: Chance, seconds: u64, verbose: bool, trace: Trace) -> (Outcome, Draws) {
     let mut world = World::new(chance, seconds, verbose, trace);
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run()));
-    if result.is_ok() && world.failure.is_none() {
+    if result.is_ok() && world.told.failure.is_none() {
         let mut trace = std::mem::take(&mut world.trace);
         trace.end(world.cores().into_iter());
         world.trace = trace;
@@ -392,10 +372,10 @@ pub(crate) fn live(chance: Chance, seconds: u64, verbose: bool, trace: Trace) ->
         steps: world.step,
         elapsed_ns: world.now,
         recovery_blocks_max: 0,
-        failure: world.failure.as_ref().map(|what| world.report(what)),
+        failure: world.told.failure.as_ref().map(|what| world.report(what)),
         coverage: world.cover,
     };
-    (outcome, world.chance.draws())
+    (outcome, world.draws.chance.draws())
 }
 
 impl World {
@@ -416,15 +396,10 @@ impl World {
         let mut image = Store::default();
         client::fill_base(&mut image, 7, base_bytes);
         World {
-            seed: chance.seed(),
-            order: chance.order(),
+            draws: Draw { seed: chance.seed(), order: chance.order(), rng, effect: 0, chance },
             client: Client::new(plan.slots),
-            rng,
-            effect: 0,
             rot,
-            chance,
             now: 0,
-            end: seconds * S,
             queue: BTreeMap::new(),
             queued: 0,
             step: 0,
@@ -432,26 +407,20 @@ impl World {
             trace,
             hosts,
             ceph: Ceph::new(Record { generation: 1, owner: first, copies: Copies::Solo }, image),
-            away_until: [0; 2],
-            hole_until: [0; 2],
-            connections: 0,
-            broken: 0,
-            last_delivery: [0; 2],
+            net: Net::default(),
             checker,
-            lost: false,
-            whole_image: true,
-            drained_at_leave: false,
-            calm: true,
+            fate: Fate { lost: false, whole_image: true, drained_at_leave: false },
+            course: Course {
+                calm: true,
+                end: seconds * S,
+                steps_max: u64::MAX,
+                healing: false,
+                patience_until: 0,
+            },
             unserved_since: None,
-            patience_until: 0,
-            steps_max: u64::MAX,
-            healing: false,
-            drained_control: None,
-            drain_done: false,
+            last_drain: LastDrain::default(),
             cover: Coverage::default(),
-            notes: VecDeque::new(),
-            verbose,
-            failure: None,
+            told: Report { notes: VecDeque::new(), verbose, failure: None },
             plan,
         }
     }
@@ -459,14 +428,14 @@ impl World {
     fn report(&self, what: &str) -> String {
         use std::fmt::Write;
         let mut text = String::new();
-        for n in &self.notes {
+        for n in &self.told.notes {
             let [a, b, c] = n.numbers;
             let _ = writeln!(text, "{:>14.6} ms  {} {a} {b} {c}", n.now as f64 / 1e6, n.what);
         }
         let _ = writeln!(
             text,
             "pair seed {}: {what}\n  at step {}, {:.6} ms",
-            self.seed,
+            self.draws.seed,
             self.step,
             self.now as f64 / 1e6
         );
@@ -474,15 +443,15 @@ impl World {
     }
 
     fn fail(&mut self, what: String) {
-        self.failure.get_or_insert(what);
+        self.told.failure.get_or_insert(what);
     }
 
     fn note(&mut self, what: &'static str, a: u64, b: u64, c: u64) {
-        if self.notes.len() == NOTES_MAX {
-            self.notes.pop_front();
+        if self.told.notes.len() == NOTES_MAX {
+            self.told.notes.pop_front();
         }
-        self.notes.push_back(Note { now: self.now, what, numbers: [a, b, c] });
-        if self.verbose {
+        self.told.notes.push_back(Note { now: self.now, what, numbers: [a, b, c] });
+        if self.told.verbose {
             eprintln!("{:>14.6} ms {:>8}  {what} {a} {b} {c}", self.now as f64 / 1e6, self.tick);
         }
     }
@@ -511,11 +480,11 @@ impl World {
     }
 
     fn witness_reachable(&self, at: usize) -> bool {
-        self.away_until[at] <= self.now
+        self.net.away_until[at] <= self.now
     }
 
     fn link_works(&self) -> bool {
-        self.hole_until.iter().all(|&until| until <= self.now)
+        self.net.hole_until.iter().all(|&until| until <= self.now)
     }
 
     fn run(&mut self) {
@@ -523,10 +492,10 @@ impl World {
             self.start(at);
             self.after(LIMITS.beat_ns, What::Beat(at));
         }
-        let first = self.rng.around(self.plan.fault_ns);
+        let first = self.draws.rng.around(self.plan.fault_ns);
         self.after(first, What::Fault);
         self.after(100 * MS, What::Mode);
-        while self.failure.is_none() {
+        while self.told.failure.is_none() {
             let Some(((time, identity, order), what)) = self.queue.pop_first() else { return };
             if let Some(until) =
                 what.host().map(|at| self.hosts[at].paused_until).filter(|&until| until > time)
@@ -536,19 +505,22 @@ impl World {
             }
             self.begin_instant(time);
             self.step += 1;
-            self.rng = self.chance.keyed(identity);
+            self.draws.rng = self.draws.chance.keyed(identity);
             self.happen(what);
-            if self.calm && self.step >= 2 * STEPS_MAX {
+            if self.course.calm && self.step >= 2 * STEPS_MAX {
                 self.end_calm();
             }
-            if !self.calm && (self.now >= self.end || self.step >= self.steps_max) && !self.healing {
-                self.end = self.now;
+            if !self.course.calm
+                && (self.now >= self.course.end || self.step >= self.course.steps_max)
+                && !self.course.healing
+            {
+                self.course.end = self.now;
                 self.heal();
             }
-            if self.healing && self.is_over() {
+            if self.course.healing && self.is_over() {
                 return;
             }
-            if self.now > self.end.max(LIVENESS_NS) + LIVENESS_NS {
+            if self.now > self.course.end.max(LIVENESS_NS) + LIVENESS_NS {
                 let runs: Vec<String> = self.hosts.iter().map(Host::state).collect();
                 self.fail(format!(
                     "nothing more happens: {runs:?}, {:?}, {}",
@@ -582,13 +554,13 @@ impl World {
                 self.beat(at);
                 self.connect();
                 self.decay(at);
-                if self.healing {
+                if self.course.healing {
                     self.replace_dead(at);
                 }
                 self.look_after();
-                if (self.healing || self.plan.takes_over)
+                if (self.course.healing || self.plan.takes_over)
                     && self.client.is_unserved()
-                    && matches!(self.hosts[at].run, Run::Peer(_))
+                    && matches!(self.hosts[at].run, Run::Peer)
                 {
                     self.take_over(at);
                 }
@@ -615,23 +587,25 @@ impl World {
                 engine.handle(now, Event::Done { token, result });
                 self.drive(at);
             }
-            What::Deliver { to, connection, message } if self.hosts[to].connection == Some(connection) => {
+            What::Deliver { to, connection, message }
+                if self.hosts[to].link.connection == Some(connection) =>
+            {
                 self.receive(to, message);
             }
             What::Connected { owner, connection } => self.connected_now(owner, connection),
             What::Change { at, life, before, after } => self.change(at, life, before, after),
-            What::Answer { at, life, written } if self.hosts[at].life == life => {
+            What::Answer { at, life, stands } if self.hosts[at].life == life => {
                 if self.witness_reachable(at) {
-                    self.answer(at, written);
+                    self.answer(at, stands);
                 } else {
-                    let until = self.away_until[at];
-                    self.at(until, What::Answer { at, life, written: None });
+                    let until = self.net.away_until[at];
+                    self.at(until, What::Answer { at, life, stands: None });
                 }
             }
             What::Fence { at, life, generation } => {
                 self.note("fence", generation, 0, 0);
                 self.ceph.fence(generation);
-                let ns = self.rng.around(MS);
+                let ns = self.draws.rng.around(MS);
                 self.after(ns, What::Fenced { at, life });
             }
             What::Fenced { at, life } if self.hosts[at].life == life => self.fenced(at),
@@ -663,12 +637,12 @@ impl World {
     /// Something goes on its way to a disk or to the image.
     fn send_transfer(&mut self, at: usize, token: Token, generation: u64, transfer: Transfer) {
         let mean = match transfer {
-            Transfer::Sync { .. } | Transfer::Write { dsync: true, .. } => self.plan.sync_ns,
-            Transfer::Read { .. } | Transfer::Write { .. } => self.plan.device_ns,
-            _ => self.plan.image_ns,
+            Transfer::Sync { .. } | Transfer::Write { dsync: true, .. } => self.plan.latency.sync_ns,
+            Transfer::Read { .. } | Transfer::Write { .. } => self.plan.latency.device_ns,
+            _ => self.plan.latency.image_ns,
         };
-        let ns = self.rng.around(mean);
-        let (life, name) = (self.hosts[at].life, self.effect);
+        let ns = self.draws.rng.around(mean);
+        let (life, name) = (self.hosts[at].life, self.draws.effect);
         self.after(ns, What::Arrive { at, life, token, name, generation, transfer });
     }
 
@@ -681,7 +655,7 @@ impl World {
         transfer: Transfer,
     ) {
         let host = &mut self.hosts[at];
-        host.disk.rng = self.rng.fork();
+        host.disk.rng = self.draws.rng.fork();
         let alive = host.life == life;
         let mut into = None;
         let result = match transfer {
@@ -722,7 +696,7 @@ impl World {
             Transfer::ImageOther => Ok(()),
             Transfer::Disown => {
                 self.cover.hit("dead device disowned");
-                self.whole_image = true;
+                self.fate.whole_image = true;
                 Ok(())
             }
         };
@@ -733,39 +707,36 @@ impl World {
 
     /// Something goes over the link.
     fn send(&mut self, from: usize, message: Message) {
-        let Some(connection) = self.hosts[from].connection else { return };
+        let Some(connection) = self.hosts[from].link.connection else { return };
         self.trace.add(from, &message.told());
-        if self.hole_until[from] > self.now || self.broken == connection {
-            self.broken = connection;
+        if self.net.hole_until[from] > self.now || self.net.broken == connection {
+            self.net.broken = connection;
             return;
         }
-        let ns = self.rng.around(self.plan.link_ns);
+        let ns = self.draws.rng.around(self.plan.latency.link_ns);
         // One behind the other, as over a socket.
-        let time = (self.now + ns).max(self.last_delivery[from] + 1);
-        self.last_delivery[from] = time;
+        let time = (self.now + ns).max(self.net.last_delivery[from] + 1);
+        self.net.last_delivery[from] = time;
         self.at(time, What::Deliver { to: 1 - from, connection, message });
     }
 
     /// An owner and a peer that can hear each other get connected.
     fn connect(&mut self) {
-        let free = self.hosts.iter().all(|host| host.connection.is_none());
-        let wants = |host: &Host| matches!(&host.run, Run::Owner(session) if session.wants_peer());
+        let free = self.hosts.iter().all(|host| host.link.connection.is_none());
+        let wants = Host::wants_peer;
         let owner = self.hosts.iter().position(wants);
         let Some(owner) = owner.filter(|_| free && self.link_works()) else { return };
-        if matches!(self.hosts[1 - owner].run, Run::Peer(_)) {
-            self.connections += 1;
-            let connection = self.connections;
-            let ns = self.rng.around(self.plan.link_ns);
+        if matches!(self.hosts[1 - owner].run, Run::Peer) {
+            self.net.connections += 1;
+            let connection = self.net.connections;
+            let ns = self.draws.rng.around(self.plan.latency.link_ns);
             self.after(ns, What::Connected { owner, connection });
         }
     }
 
     fn connected_now(&mut self, owner: usize, connection: u64) {
-        let roles = match (&self.hosts[owner].run, &self.hosts[1 - owner].run) {
-            (Run::Owner(session), Run::Peer(_)) => session.wants_peer(),
-            _ => false,
-        };
-        let free = self.hosts.iter().all(|host| host.connection.is_none());
+        let roles = self.hosts[owner].wants_peer() && matches!(self.hosts[1 - owner].run, Run::Peer);
+        let free = self.hosts.iter().all(|host| host.link.connection.is_none());
         if roles && free && self.link_works() && !self.is_paused(1 - owner) {
             self.connected(owner, connection);
         }
@@ -774,7 +745,8 @@ impl World {
     /// A change of the record goes to the witness.
     fn send_change(&mut self, at: usize, before: Record, after: Record) {
         self.trace.add(at, &(before, after));
-        let ns = self.rng.around(self.plan.image_ns) + self.away_until[at].saturating_sub(self.now);
+        let ns = self.draws.rng.around(self.plan.latency.image_ns)
+            + self.net.away_until[at].saturating_sub(self.now);
         let life = self.hosts[at].life;
         self.after(ns, What::Change { at, life, before, after });
     }
@@ -796,35 +768,38 @@ impl World {
                 (Copies::Solo, true) => "record taken back",
             });
             let parted = after.generation == before.generation && after.copies == Copies::Solo;
-            if parted && (!self.hosts[at].disk.dead || self.drained_at_leave) {
+            if parted && (!self.hosts[at].disk.dead || self.fate.drained_at_leave) {
                 // What two logs had is on stable media, or in the image.
                 let tick = self.next_tick();
                 self.checker.settle(tick);
-                if !self.healing && self.rng.permille(500) {
+                if !self.course.healing && self.draws.rng.permille(500) {
                     self.cover.hit("power loss of an owner that has just parted");
-                    let ns = self.rng.around(MS);
+                    let ns = self.draws.rng.around(MS);
                     self.after(ns, What::Strike { at, power: true });
                 }
             }
-            if matches!(after.copies, Copies::Peer(_)) && !self.healing && self.rng.permille(500) {
-                let ns = self.rng.around(MS);
+            if matches!(after.copies, Copies::Peer(_)) && !self.course.healing && self.draws.rng.permille(500)
+            {
+                let ns = self.draws.rng.around(MS);
                 self.after(ns, What::Strike { at, power: false });
             }
-            self.whole_image |= after.generation == before.generation
+            self.fate.whole_image |= after.generation == before.generation
                 && after.copies == Copies::Solo
-                && std::mem::take(&mut self.drained_at_leave);
+                && std::mem::take(&mut self.fate.drained_at_leave);
         }
-        let lost = !self.healing && self.rng.permille(self.plan.lost_answers);
+        // A change that is asked for once more has been made.
+        let stands = self.ceph.record() == after;
+        let lost = !self.course.healing && self.draws.rng.permille(self.plan.lost_answers);
         if lost {
             self.cover.hit("lost answer");
         }
-        let ns = self.rng.around(self.plan.image_ns) + if lost { S } else { 0 };
-        self.after(ns, What::Answer { at, life, written: (!lost).then_some(written) });
+        let ns = self.draws.rng.around(self.plan.latency.image_ns) + if lost { S } else { 0 };
+        self.after(ns, What::Answer { at, life, stands: (!lost).then_some(stands) });
     }
 
     fn send_fence(&mut self, at: usize, generation: u64) {
         self.trace.add(at, &generation);
-        let ns = self.rng.around(self.plan.image_ns);
+        let ns = self.draws.rng.around(self.plan.latency.image_ns);
         let life = self.hosts[at].life;
         self.after(ns, What::Fence { at, life, generation });
     }

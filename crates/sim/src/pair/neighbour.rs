@@ -39,13 +39,13 @@ impl World {
     /// Writes as much as is to be in flight.
     pub(super) fn neighbour(&mut self, at: usize) {
         let (now, life) = (self.clock(at), self.hosts[at].life);
-        let pause = self.rng.around(5 * MS);
-        while self.hosts[at].neighbours.len() < self.plan.neighbour && !self.healing {
+        let pause = self.draws.rng.around(5 * MS);
+        while self.hosts[at].neighbours.len() < self.plan.neighbour && !self.course.healing {
             let engine = self.hosts[at].engine();
             let Some(buf) = engine.arena_mut().alloc(WRITE_BYTES as usize) else { break };
             self.hosts[at].neighbour_writes += 1;
             let id = NEIGHBOURS + self.hosts[at].neighbour_writes;
-            let offset = self.rng.below(SIZE_BYTES / WRITE_BYTES) * WRITE_BYTES;
+            let offset = self.draws.rng.below(SIZE_BYTES / WRITE_BYTES) * WRITE_BYTES;
             self.hosts[at].neighbours.insert(id, buf);
             let op = Op::Write { fua: false };
             let request = Request { id, volume: NEIGHBOUR, op, offset, len: WRITE_BYTES, buf: Some(buf) };

@@ -2,11 +2,10 @@
 //! go bad, too. A block is bad until its host's process ends: what a restart makes of one is for the lives of a single host.
 
 use super::host::{Run, VOLUME};
-use super::{MS, Message, What, World};
+use super::{MS, What, World};
 use crate::rng::Rng;
 use crate::store::Content;
 use tidepool_engine::api::*;
-use tidepool_engine::mem::Buf;
 use tidepool_replica::Phase;
 
 /// In so many lives of a thousand blocks go bad.
@@ -70,9 +69,9 @@ impl World {
     /// The connection in which a host is in sync with its peer, of which life.
     fn in_sync_since(&self, at: usize) -> Option<(usize, u64, u64)> {
         let host = &self.hosts[at];
-        let in_sync = matches!(&host.run, Run::Owner(session)
-            if matches!(session.owner().phase(), Phase::Sync { .. }));
-        let connection = host.connection.filter(|_| in_sync)?;
+        let in_sync = matches!(&host.run, Run::Owner(driver)
+            if matches!(driver.owner().phase(), Phase::Sync { .. }));
+        let connection = host.link.connection.filter(|_| in_sync)?;
         Some((at, host.life, connection))
     }
 
@@ -90,23 +89,23 @@ impl World {
     pub(super) fn decay(&mut self, at: usize) {
         let (now_is, lost) = (self.in_sync_since(at), self.lost_blocks(at));
         let healthy = self.hosts.iter().all(|host| !host.disk.dead);
-        let quiet = self.calm || self.healing || lost > 0;
+        let quiet = self.course.calm || self.course.healing || lost > 0;
         let Some(rot) = self.rot.as_mut() else { return };
         let (Some(since), false, true) = (now_is, quiet, healthy) else { return };
-        if !self.rng.permille(if rot.both { BEATS_BOTH } else { BEATS }) {
+        if !self.draws.rng.permille(if rot.both { BEATS_BOTH } else { BEATS }) {
             return;
         }
-        let count = if rot.both { 1000 } else { self.rng.pick(&[1, 8, 100]) };
+        let count = if rot.both { 1000 } else { self.draws.rng.pick(&[1, 8, 100]) };
         for host in (0..2).filter(|&host| host == at || rot.both) {
             // What is bad when a process begins stays bad.
             if self.hosts[host].engine.is_none() {
                 continue;
             }
             let disk = &mut self.hosts[host].disk;
-            disk.rng = self.rng.fork();
+            disk.rng = self.draws.rng.fork();
             let data: Vec<u64> = disk.readable().filter(|&block| is_data(&disk.content(block))).collect();
             for _ in 0..count.min(data.len()) {
-                let block = self.rng.pick(&data);
+                let block = self.draws.rng.pick(&data);
                 let was = disk.content(block);
                 disk.damage_block(block);
                 rot.bad.push((host, block, disk.content(block), was));
@@ -131,44 +130,15 @@ impl World {
         }
     }
 
-    /// The owner asks for a block.
-    pub(super) fn asked_for_block(&mut self, at: usize, block: u64, crc: u32) {
-        let now = self.clock(at);
-        let host = &mut self.hosts[at];
-        let Some(buf) = host.engine().arena_mut().alloc(BLOCK_BYTES) else { return };
-        let id = host.fresh();
-        host.blocks.insert(id, (block, crc, buf));
-        let (op, offset, len) = (Op::Block { crc }, block * BLOCK_BYTES as u64, BLOCK_BYTES as u64);
-        let request = Request { id, volume: VOLUME, op, offset, len, buf: Some(buf) };
-        host.engine().handle(now, Event::Request(request));
-    }
-
-    /// It has been read, or is not here.
-    pub(super) fn block_read(
-        &mut self,
-        at: usize,
-        (block, crc, buf): (u64, u32, Buf),
-        result: Result<(), RequestError>,
-    ) {
-        let arena = self.hosts[at].engine().arena_mut();
-        let data = result.is_ok().then(|| arena.bytes(buf).to_vec());
-        arena.free(buf);
-        if matches!(result, Ok(()) | Err(RequestError::Invalid | RequestError::Io)) {
-            self.send(at, Message::Block { block, crc, data });
-        }
-    }
-
-    /// The owner gets it.
-    pub(super) fn block_came(&mut self, at: usize, block: u64, crc: u32, data: Option<&[u8]>) {
-        let now = self.clock(at);
-        self.cover.hit(if data.is_some() { "block from the peer" } else { "block that the peer has not" });
-        self.hosts[at].engine().peer_block(now, VOLUME, block, crc, data);
+    /// The owner gets a block that it has asked for, or hears that there is none.
+    pub(super) fn block_comes(&mut self, at: usize, is_there: bool) {
+        self.cover.hit(if is_there { "block from the peer" } else { "block that the peer has not" });
         if let Some(rot) = self.rot.as_mut()
-            && data.is_none()
-            && !self.healing
+            && !is_there
+            && !self.course.healing
             && std::mem::take(&mut rot.strikes)
         {
-            let ns = self.rng.around(STRIKE_NS);
+            let ns = self.draws.rng.around(STRIKE_NS);
             self.cover.hit("power loss of an owner that has lost something");
             self.after(ns, What::Strike { at, power: true });
         }

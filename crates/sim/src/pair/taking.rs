@@ -3,8 +3,8 @@
 use super::host::{Run, VOLUME, host_of};
 use super::{LIMITS, What, World};
 use tidepool_engine::Attach;
-use tidepool_engine::api::*;
-use tidepool_replica::{Copies, Event as OwnerEvent, PeerSession, Record, Resume, resume};
+use tidepool_replica::wire::Holds;
+use tidepool_replica::{Copies, Record, Resume, Tail, may_take_over, resume};
 
 impl World {
     /// What a host that is nothing yet becomes.
@@ -13,10 +13,11 @@ impl World {
             return;
         }
         let record = self.ceph.record();
-        let tail = match &self.hosts[1 - at].run {
-            Run::Peer(session) if self.link_works() && !self.is_paused(1 - at) => session.peer().tail(),
-            _ => None,
-        };
+        let other = &self.hosts[1 - at];
+        let is_asked = matches!(other.run, Run::Peer) && self.link_works() && !self.is_paused(1 - at);
+        let copy = if is_asked { other.copy() } else { None };
+        let tail =
+            copy.map(|Holds { generation, logged, .. }| Tail { generation, logged, holder: other.party() });
         let is_missed = self.is_missed(at);
         let host = &mut self.hosts[at];
         let own = host.engine().log_status(VOLUME).map_or(0, |log| log.logged);
@@ -32,7 +33,7 @@ impl World {
                 let after = record.taken_by(self.hosts[at].party());
                 self.ask(at, record, after);
             }
-            Resume::Taken => self.become_peer(at),
+            Resume::Taken => self.hosts[at].run = Run::Peer,
             Resume::Fetch { after, through } => {
                 self.cover.hit("owner back with less than its peer");
                 self.fetch(at, after + 1, through);
@@ -41,14 +42,6 @@ impl World {
             Resume::Behind { .. } => self.cover.hit("failed device has less than the peer"),
             Resume::Unreachable => self.cover.hit("owner back and unsure"),
         }
-    }
-
-    pub(super) fn become_peer(&mut self, at: usize) {
-        let host = &mut self.hosts[at];
-        let me = host.party();
-        let generation = host.known().filter(|_| host.has_copy()).map_or(0, |spec| spec.generation);
-        let session = PeerSession::new(host.engine(), Some(VOLUME), me, &self.ceph.record(), generation);
-        host.run = Run::Peer(session);
     }
 
     /// Asks the witness for a change of the record, as an owner to be.
@@ -63,32 +56,29 @@ impl World {
         if !self.witness_reachable(at) || self.is_paused(at) {
             return;
         }
-        let host = &mut self.hosts[at];
-        if host.beginning.is_some() {
-            return;
-        }
-        let Run::Peer(session) = &mut host.run else { return };
-        if let Ok(after) = session.peer_mut().take_over(&record) {
-            self.take_over_as(at, record, after);
-        }
+        self.take_over_if_may(at, record, false);
     }
 
-    /// The peer makes its copy stable, to become the owner.
-    pub(super) fn take_over_as(&mut self, at: usize, record: Record, after: Record) {
-        self.note("take over", at as u64, after.generation, 0);
-        self.hang_up(at);
+    /// The peer takes the volume over, if the record or somebody who accepts a loss lets it; false if not.
+    pub(super) fn take_over_if_may(&mut self, at: usize, record: Record, accepts_loss: bool) -> bool {
         let host = &mut self.hosts[at];
-        let flush = host.fresh();
-        let request = Request { id: flush, volume: VOLUME, op: Op::Flush, offset: 0, len: 0, buf: None };
-        let Run::Peer(session) = std::mem::replace(&mut host.run, Run::Waiting) else { unreachable!() };
-        host.run = Run::Stabilising { session, before: record, after, flush };
-        let now = self.clock(at);
-        self.hosts[at].engine().handle(now, Event::Request(request));
+        let me = host.party();
+        let generation = host.known().filter(|_| host.has_copy()).map_or(0, |spec| spec.generation);
+        let may = matches!(host.run, Run::Peer)
+            .then(|| may_take_over(host.engine(), (VOLUME, generation), me, &record, accepts_loss));
+        let Some(Ok(promise)) = may else { return false };
+        self.note("take over", at as u64, promise.after.generation, 0);
+        self.end_following(at);
+        let host = &mut self.hosts[at];
+        let control = host.fresh();
+        host.run = Run::Promising { before: record, after: promise.after, control };
+        host.engine().promise(VOLUME, promise.generation, control);
         self.drive(at);
+        true
     }
 
     /// The witness has answered, or is asked what stands there.
-    pub(super) fn answer(&mut self, at: usize, written: Option<bool>) {
+    pub(super) fn answer(&mut self, at: usize, stands: Option<bool>) {
         let record = self.ceph.record();
         match self.hosts[at].run {
             Run::Asking { before, after } => {
@@ -102,13 +92,7 @@ impl World {
                     self.decide(at);
                 }
             }
-            Run::Owner(_) => {
-                let event = match written {
-                    Some(true) => OwnerEvent::Written,
-                    _ => OwnerEvent::Found(record),
-                };
-                self.tell(at, event);
-            }
+            Run::Owner(_) => self.record_answered(at, stands),
             _ => {}
         }
         self.drive(at);
@@ -135,14 +119,14 @@ impl World {
         let now = self.clock(at);
         let host = &mut self.hosts[at];
         let control = host.fresh();
-        host.generation = record.generation;
+        host.standing.generation = record.generation;
         let attached = match host.known() {
             Some(spec) => {
-                let keep_clean = !host.is_behind;
+                let keep_clean = !host.standing.is_behind;
                 let attach = Attach { generation: record.generation, ..Attach::again(&spec, keep_clean) };
                 host.engine().attach(now, VOLUME, attach, control).is_ok()
             }
-            None if self.whole_image => {
+            None if self.fate.whole_image => {
                 let spec = self.plan.spec(record.generation);
                 host.engine().add_volume(now, spec, control).expect("there is room for a second volume");
                 true
@@ -164,7 +148,7 @@ impl World {
 
     /// The record names a device that a host had before, and somebody knows that it had nothing of its own.
     fn is_missed(&self, at: usize) -> bool {
-        self.whole_image
+        self.fate.whole_image
             && self.ceph.record().copies == Copies::Solo
             && host_of(self.ceph.record().owner) == at
     }
@@ -173,7 +157,7 @@ impl World {
     pub(super) fn is_owner_unawares(&mut self, at: usize) -> bool {
         let host = &self.hosts[at];
         let own = self.ceph.record().owner.cache == host.party().cache || self.is_missed(at);
-        let found = matches!(host.run, Run::Peer(_)) && own && self.witness_reachable(at);
+        let found = matches!(host.run, Run::Peer) && own && self.witness_reachable(at);
         if found {
             self.cover.hit("owner unawares");
         }
