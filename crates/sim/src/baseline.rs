@@ -39,8 +39,8 @@ impl Set {
         Life { kind: self.kind, seed: self.first + n as u64, seconds: self.seconds }
     }
 
-    /// Those of these seeds.
-    fn within(&self, seeds: &Range<u64>) -> Set {
+    /// The lives of these seeds.
+    pub fn within(&self, seeds: &Range<u64>) -> Set {
         let first = self.first.max(seeds.start);
         let end = (self.first + self.count).min(seeds.end);
         Set { first, count: end.saturating_sub(first), ..*self }
@@ -243,6 +243,16 @@ mod tests {
         ] {
             let told = Baseline::parse(&text).expect_err("it is none");
             assert!(told.contains(why) && told.lines().count() == 1, "{told}");
+        }
+    }
+
+    #[test]
+    fn a_set_has_only_those_seeds_that_are_asked_for() {
+        let set = Set { kind: Kind::OneHost, seconds: 6, first: 3, count: 5 };
+        for (seeds, first, count) in
+            [(0..u64::MAX, 3, 5), (4..6, 4, 2), (1..5, 3, 2), (7..20, 7, 1), (8..9, 8, 0)]
+        {
+            assert_eq!(set.within(&seeds), Set { first, count, ..set }, "{seeds:?}");
         }
     }
 

@@ -84,6 +84,11 @@ impl Options {
     fn seeds(&self) -> std::ops::Range<u64> {
         self.seeds.clone().unwrap_or(1..101)
     }
+
+    /// The seeds to which the sets of a baseline are limited.
+    fn seeds_of_sets(&self) -> std::ops::Range<u64> {
+        self.seeds.clone().unwrap_or(0..u64::MAX)
+    }
 }
 
 fn options() -> Result<Options, String> {
@@ -228,9 +233,10 @@ fn trace(life: &Life, path: &Path) -> Result<ExitCode, String> {
     Ok(told(outcome.failure.as_deref()))
 }
 
-/// Writes down the hashes of the lives with which other builds are compared.
+/// Writes down the hashes of the lives with which other builds are compared, or of those with the given seeds.
 fn record(options: &Options, path: &Path) -> Result<ExitCode, String> {
-    let baseline = Baseline::of(&SETS, options.jobs)?;
+    let sets = SETS.map(|set| set.within(&options.seeds_of_sets()));
+    let baseline = Baseline::of(&sets, options.jobs)?;
     write(path, &baseline.to_string())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -238,7 +244,7 @@ fn record(options: &Options, path: &Path) -> Result<ExitCode, String> {
 /// Compares this build with the one that has written a baseline. Only a move succeeds.
 fn compare(options: &Options, path: &Path) -> Result<ExitCode, String> {
     let was = Baseline::parse(&read(path)?).map_err(|what| format!("{}: {what}", path.display()))?;
-    let sets = was.sets_within(&options.seeds.clone().unwrap_or(0..u64::MAX));
+    let sets = was.sets_within(&options.seeds_of_sets());
     let comparison = was.compare(&Baseline::of(&sets, options.jobs)?);
     println!("{comparison}");
     Ok(if comparison.is_move() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
