@@ -4,11 +4,11 @@
 //! A text: a line that names the format, and for each set of lives a line `lives KIND SECONDS FIRST COUNT` with a line for each life
 //! behind it, which has its ordered and its unordered hash.
 
+use crate::jobs::{at_once, lock, unlocked};
 use crate::life::{Kind, Life};
 use crate::trace::{Hashes, Trace};
-use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::ops::{ControlFlow, Range};
+use std::sync::Mutex;
 
 /// The first line.
 const FORMAT: &str = "tidepool-sim baseline 1";
@@ -186,26 +186,21 @@ impl std::fmt::Display for Comparison {
 
 /// Lives the lives of a set.
 fn lived(set: &Set, jobs: usize) -> Result<Vec<Hashes>, String> {
-    let next = AtomicUsize::new(0);
     let all = Mutex::new((vec![Hashes::default(); set.count as usize], None));
-    let work = || {
-        loop {
-            let n = next.fetch_add(1, Ordering::Relaxed);
-            let lock = || all.lock().unwrap_or_else(PoisonError::into_inner);
-            if n as u64 >= set.count || lock().1.is_some() {
-                return;
-            }
-            let life = set.life(n);
-            let outcome = life.trace(Trace::default());
-            let (hashes, failure) = &mut *lock();
-            hashes[n] = outcome.hashes;
-            if let Some(what) = outcome.failure {
-                failure.get_or_insert(format!("{what}replay: tidepool-sim {}", life.replay_arguments()));
-            }
+    at_once(jobs, &|n| {
+        if n >= set.count || lock(&all).1.is_some() {
+            return ControlFlow::Break(());
         }
-    };
-    std::thread::scope(|scope| (0..jobs).for_each(|_| drop(scope.spawn(work))));
-    match all.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        let life = set.life(n as usize);
+        let outcome = life.trace(Trace::default());
+        let (hashes, failure) = &mut *lock(&all);
+        hashes[n as usize] = outcome.hashes;
+        if let Some(what) = outcome.failure {
+            failure.get_or_insert(format!("{what}replay: tidepool-sim {}", life.replay_arguments()));
+        }
+        ControlFlow::Continue(())
+    });
+    match unlocked(all) {
         (_, Some(what)) => Err(what),
         (hashes, None) => Ok(hashes),
     }

@@ -2,10 +2,12 @@
 
 use crate::Kind;
 use crate::coverage::Coverage;
+use crate::jobs::{at_once, lock, unlocked};
 use crate::life::Life;
+use crate::world::Outcome;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::ops::ControlFlow;
+use std::sync::Mutex;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Failures after which no more lives are begun.
@@ -120,9 +122,8 @@ impl Crowd {
     pub fn failures(&mut self, seeds: &Seeds) -> Vec<String> {
         let jobs = std::thread::available_parallelism().map_or(1, usize::from);
         let failures = Mutex::new(Vec::new());
-        let lock = || failures.lock().unwrap_or_else(PoisonError::into_inner);
-        self.run(seeds, jobs, &|_, failure| lock().push(failure.to_owned()));
-        failures.into_inner().unwrap_or_else(PoisonError::into_inner)
+        self.run(seeds, jobs, &|_, failure| lock(&failures).push(failure.to_owned()));
+        unlocked(failures)
     }
 
     /// Lives further lives, from seed 1 on, until nothing is missing of what must be reached, but not for ever. Returns what went
@@ -179,35 +180,36 @@ impl Crowd {
     /// Lives the lives of these seeds, `jobs` at once; `tell` gets the life in which something went wrong, and what, as soon as it did.
     pub fn run(&mut self, seeds: &Seeds, jobs: usize, tell: &(dyn Fn(Life, &str) + Sync)) {
         self.first = seeds.at(0).unwrap_or_default();
-        let next = AtomicU64::new(0);
         let (kind, seconds) = (self.kind, self.seconds);
         let all = Mutex::new(&mut *self);
-        let work = || {
-            loop {
-                let lock = || all.lock().unwrap_or_else(PoisonError::into_inner);
-                let Some(seed) = seeds.at(next.fetch_add(1, Ordering::Relaxed)) else { return };
-                if lock().failed.len() >= FAILURES_MAX {
-                    return;
-                }
-                let life = Life { kind, seed, seconds };
-                let outcome = life.run(false);
-                let mut all = lock();
-                all.runs += 1;
-                all.steps += outcome.steps;
-                all.elapsed_ns += u128::from(outcome.elapsed_ns);
-                all.coverage.merge(&outcome.coverage);
-                all.recovery_blocks_max = all.recovery_blocks_max.max(outcome.recovery_blocks_max);
-                if let Some(each) = &mut all.each {
-                    each.push((seed, outcome.coverage));
-                }
-                if let Some(what) = outcome.failure {
-                    all.failed.push(seed);
-                    drop(all);
-                    tell(life, &format!("{what}replay: tidepool-sim {}", life.replay_arguments()));
-                }
+        at_once(jobs, &|n| {
+            let Some(seed) = seeds.at(n).filter(|_| lock(&all).failed.len() < FAILURES_MAX) else {
+                return ControlFlow::Break(());
+            };
+            let life = Life { kind, seed, seconds };
+            let outcome = life.run(false);
+            let failure = lock(&all).add(seed, outcome);
+            if let Some(what) = failure {
+                tell(life, &format!("{what}replay: tidepool-sim {}", life.replay_arguments()));
             }
-        };
-        std::thread::scope(|scope| (0..jobs).for_each(|_| drop(scope.spawn(work))));
+            ControlFlow::Continue(())
+        });
+    }
+
+    /// Counts a life; returns what went wrong in it.
+    fn add(&mut self, seed: u64, outcome: Outcome) -> Option<String> {
+        self.runs += 1;
+        self.steps += outcome.steps;
+        self.elapsed_ns += u128::from(outcome.elapsed_ns);
+        self.coverage.merge(&outcome.coverage);
+        self.recovery_blocks_max = self.recovery_blocks_max.max(outcome.recovery_blocks_max);
+        if let Some(each) = &mut self.each {
+            each.push((seed, outcome.coverage));
+        }
+        if outcome.failure.is_some() {
+            self.failed.push(seed);
+        }
+        outcome.failure
     }
 }
 

@@ -16,6 +16,7 @@ pub mod cuts;
 pub mod disk;
 pub mod evidence;
 mod family;
+mod jobs;
 pub mod life;
 #[cfg(feature = "mutations")]
 pub mod mutants;

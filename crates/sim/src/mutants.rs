@@ -1,12 +1,12 @@
 //! Whether the checker notices the core's deliberate bugs.
 
+use crate::jobs::{at_once, lock, unlocked};
 use crate::life::{Kind, Life};
 use crate::recording::headline;
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use tidepool_engine::mutation::{Mutation, set};
 
 /// Seeds that are tried on one bug when its known seed shows nothing.
@@ -63,19 +63,15 @@ pub fn hunt_all(
     jobs: usize,
     tell: &(dyn Fn(Mutation, Option<&Caught>) + Sync),
 ) -> Vec<(Mutation, Option<Caught>)> {
-    let next = AtomicUsize::new(0);
     let found = Mutex::new(hunted.iter().map(|&(mutation, _)| (mutation, None)).collect::<Vec<_>>());
-    let work = || {
-        loop {
-            let i = next.fetch_add(1, Ordering::Relaxed);
-            let Some(&(mutation, known)) = hunted.get(i) else { return };
-            let caught = hunt(mutation, known, seeds.clone());
-            tell(mutation, caught.as_ref());
-            found.lock().expect("no hunter panics")[i].1 = caught;
-        }
-    };
-    std::thread::scope(|scope| (0..jobs).for_each(|_| drop(scope.spawn(work))));
-    found.into_inner().expect("no hunter panics")
+    at_once(jobs, &|n| {
+        let Some(&(mutation, known)) = hunted.get(n as usize) else { return ControlFlow::Break(()) };
+        let caught = hunt(mutation, known, seeds.clone());
+        tell(mutation, caught.as_ref());
+        lock(&found)[n as usize].1 = caught;
+        ControlFlow::Continue(())
+    });
+    unlocked(found)
 }
 
 /// A table of bugs and what came of the hunt.
