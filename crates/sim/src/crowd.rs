@@ -67,23 +67,23 @@ impl Seeds {
 #[derive(Debug)]
 pub struct Crowd {
     /// Who is in them.
-    pub kind: Kind,
+    kind: Kind,
     /// Most simulated seconds of one life.
-    pub seconds: u64,
+    seconds: u64,
     /// Lives.
-    pub runs: u64,
+    runs: u64,
     /// The seed of the first of them.
-    pub first: u64,
+    first: u64,
     /// Events handled.
-    pub steps: u64,
+    steps: u64,
     /// Simulated time.
-    pub elapsed_ns: u128,
+    elapsed_ns: u128,
     /// What was reached, and which faults took place.
-    pub coverage: Coverage,
+    coverage: Coverage,
     /// Blocks that the longest recovery read of its device.
-    pub recovery_blocks_max: u64,
+    recovery_blocks_max: u64,
     /// Seeds that failed.
-    pub failed: Vec<u64>,
+    failed: Vec<u64>,
     /// What each life reached, with its seed, if that is kept.
     each: Option<Vec<(u64, Coverage)>>,
 }
@@ -108,6 +108,21 @@ impl Crowd {
     /// The life of a seed.
     pub fn life(&self, seed: u64) -> Life {
         Life { kind: self.kind, seed, seconds: self.seconds }
+    }
+
+    /// Lives that were lived.
+    pub fn runs(&self) -> u64 {
+        self.runs
+    }
+
+    /// Events that were handled.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Seeds that failed.
+    pub fn failed(&self) -> &[u64] {
+        &self.failed
     }
 
     /// What must be reached and was not.

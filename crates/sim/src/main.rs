@@ -205,16 +205,16 @@ fn choose(directory: &Path) -> Result<ExitCode, String> {
         let mut crowd = Crowd::new(kind, seconds);
         let (seeds, missing) = crowd.choose();
         if !missing.is_empty() {
-            return Err(format!("no seed of {} reaches {missing:?}", crowd.runs));
+            return Err(format!("no seed of {} reaches {missing:?}", crowd.runs()));
         }
         let mut text =
             "# Seeds whose lives reach everything together. `make seeds` chooses them anew.\n".to_owned();
         seeds.iter().for_each(|seed| text.push_str(&format!("{seed}\n")));
         let path = directory.join(file);
         write(&path, &text)?;
-        println!("{} of {} seeds are in {}", seeds.len(), crowd.runs, path.display());
-        if !crowd.failed.is_empty() {
-            return Err(format!("these seeds failed: {:?}; live one with --seed", crowd.failed));
+        println!("{} of {} seeds are in {}", seeds.len(), crowd.runs(), path.display());
+        if !crowd.failed().is_empty() {
+            return Err(format!("these seeds failed: {:?}; live one with --seed", crowd.failed()));
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -286,9 +286,9 @@ fn simulate(options: &Options) -> Result<ExitCode, String> {
         write(path, &crowd.to_string())?;
     }
     let missing = crowd.missing();
-    if options.wall.is_some() && crowd.runs >= LIVES_ENOUGH && !missing.is_empty() {
-        println!("{} lives say nothing about {missing:?}", crowd.runs);
+    if options.wall.is_some() && crowd.runs() >= LIVES_ENOUGH && !missing.is_empty() {
+        println!("{} lives say nothing about {missing:?}", crowd.runs());
         return Ok(ExitCode::FAILURE);
     }
-    Ok(if crowd.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if crowd.failed().is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
