@@ -6,7 +6,7 @@
 
 use crate::checker::{BASE_VALUE, SECTORS, value_of};
 use crate::store::BlockMap;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tidepool_engine::api::{BLOCK_BYTES, SECTOR_BYTES};
 
 const IN_FLIGHT: u64 = u64::MAX;
@@ -141,9 +141,7 @@ impl Cuts {
         floor: u64,
         read: &mut dyn FnMut(u64, &mut [u8]),
     ) -> Result<(), String> {
-        let (mut lost, mut survived) = ((u64::MAX, 0), (0, 0));
-        let mut missing = std::collections::BTreeSet::new();
-        let mut found = Vec::new();
+        let mut finding = Finding::default();
         let mut bytes = [0; BLOCK_BYTES];
         let mut here: Vec<(u64, Change)> = Vec::new();
         for changes in self.by_block(whole).chunk_by(|a, b| a.0 == b.0) {
@@ -164,38 +162,84 @@ impl Cuts {
                 let Some(value) = value_of(part, self.salt, sector) else {
                     return Err(format!("sector {sector} of a cut holds no content of this place"));
                 };
-                let there = || here.iter().filter(|(_, c)| c.value == value);
                 let first = if sector < self.base_sectors { BASE_VALUE } else { 0 };
                 let base = bases[s].unwrap_or(Base { value: first, ..Base::default() });
-                let is_base = base.value == value;
-                let candidates = there().count() + usize::from(is_base);
-                if candidates == 0 {
-                    return Err(format!(
-                        "sector {sector} of a cut holds {value:x}, known are {base:x?} and {here:x?}"
-                    ));
-                }
-                let left = is_base.then_some((base.start, base.end));
-                let all = there().map(|(start, c)| (*start, c.end)).chain(left);
-                // Several changes may have left a zero: nothing is concluded from which it was.
-                let (start, end) = all.fold((u64::MAX, 0), |a, b| (a.0.min(b.0), a.1.max(b.1)));
-                let now = Base { value, start, end };
-                if candidates > 1 {
-                    missing.extend(there().map(|(start, _)| *start));
-                } else if !is_base {
-                    survived = survived.max((start, sector));
-                }
-                for (start, c) in here.iter().filter(|(_, c)| c.value != value) {
-                    if c.end > now.start {
-                        // It may come yet: it is later, or was on its way together with what is there.
-                        missing.insert(*start);
-                    }
-                    if c.counts && now.end < *start {
-                        lost = lost.min((c.end, sector));
-                    }
-                }
-                found.push((block, s, now));
+                finding.add(sector, value, base, &here)?;
             }
         }
+        finding.judge(floor)?;
+        if stable {
+            self.go_forward(finding);
+        }
+        Ok(())
+    }
+
+    /// The next cuts are compared with what was found in this one.
+    fn go_forward(&mut self, finding: Finding) {
+        let Finding { missing, found, .. } = finding;
+        self.changes.retain(|start, c| missing.contains(start) || c.end == IN_FLIGHT);
+        for (sector, now) in found {
+            let (block, s) = (sector / SECTORS as u64, (sector % SECTORS as u64) as usize);
+            self.base.entry(block).or_default()[s] = Some(now);
+        }
+    }
+}
+
+/// What was found in a cut.
+struct Finding {
+    /// When the first change that is missing was acknowledged, and its sector.
+    lost: (u64, u64),
+    /// When the last change that is there was sent, and its sector.
+    survived: (u64, u64),
+    /// Changes that may come yet.
+    missing: BTreeSet<u64>,
+    /// What the sectors hold.
+    found: Vec<(u64, Base)>,
+}
+
+impl Default for Finding {
+    fn default() -> Finding {
+        Finding { lost: (u64::MAX, 0), survived: (0, 0), missing: BTreeSet::new(), found: Vec::new() }
+    }
+}
+
+impl Finding {
+    /// A sector holds `value`; at the last cut it held `base`, and `here` are the changes of it since then.
+    fn add(&mut self, sector: u64, value: u64, base: Base, here: &[(u64, Change)]) -> Result<(), String> {
+        let there = || here.iter().filter(|(_, c)| c.value == value);
+        let is_base = base.value == value;
+        let candidates = there().count() + usize::from(is_base);
+        if candidates == 0 {
+            return Err(format!(
+                "sector {sector} of a cut holds {value:x}, known are {base:x?} and {here:x?}"
+            ));
+        }
+        let left = is_base.then_some((base.start, base.end));
+        let all = there().map(|(start, c)| (*start, c.end)).chain(left);
+        // Several changes may have left a zero: nothing is concluded from which it was.
+        let (start, end) = all.fold((u64::MAX, 0), |a, b| (a.0.min(b.0), a.1.max(b.1)));
+        let now = Base { value, start, end };
+        if candidates > 1 {
+            self.missing.extend(there().map(|(start, _)| *start));
+        } else if !is_base {
+            self.survived = self.survived.max((start, sector));
+        }
+        for (start, c) in here.iter().filter(|(_, c)| c.value != value) {
+            if c.end > now.start {
+                // It may come yet: it is later, or was on its way together with what is there.
+                self.missing.insert(*start);
+            }
+            if c.counts && now.end < *start {
+                self.lost = self.lost.min((c.end, sector));
+            }
+        }
+        self.found.push((sector, now));
+        Ok(())
+    }
+
+    /// Nothing is missing that was acknowledged before something that is there was sent, or before `floor`.
+    fn judge(&self, floor: u64) -> Result<(), String> {
+        let (lost, survived) = (self.lost, self.survived);
         if lost.0 < floor {
             return Err(format!(
                 "sector {} lacks a write acknowledged at {}, before {floor}",
@@ -207,13 +251,6 @@ impl Cuts {
                 "no cut: sector {} lacks a write acknowledged at {}, sector {} has one sent at {}",
                 lost.1, lost.0, survived.1, survived.0
             ));
-        }
-        if !stable {
-            return Ok(());
-        }
-        self.changes.retain(|start, c| missing.contains(start) || c.end == IN_FLIGHT);
-        for (block, s, now) in found {
-            self.base.entry(block).or_default()[s] = Some(now);
         }
         Ok(())
     }
