@@ -62,10 +62,10 @@ pub struct Checker {
     floor: u64,
     /// Changes that completed from this tick on may be taken for a part of a torn tail, however often they were synced: the
     /// device has lost what would tell otherwise, or lies.
-    pub unsure_from: u64,
+    unsure_from: u64,
     /// On a device that damages what it holds: changes that completed from this tick on may turn out to be unsure, and
     /// so what they have replaced is remembered.
-    pub damaged_from: u64,
+    damaged_from: u64,
     /// Until when changes went past the log: those are ordered only by flushes that were sent after their completion.
     direct: u64,
     /// After a power loss: blocks whose content is to be looked at before the volume is used.
@@ -74,7 +74,7 @@ pub struct Checker {
     lost_end_min: (u64, u64),
     survivor_start_max: (u64, u64),
     /// Where the drain is grouped.
-    pub cuts: Option<Cuts>,
+    cuts: Option<Cuts>,
 }
 
 impl Checker {
@@ -103,6 +103,26 @@ impl Checker {
     /// The image and its redo are compared with cuts from now on.
     pub fn watch_cuts(&mut self) {
         self.cuts = Some(Cuts::new(self.salt, self.base_sectors));
+    }
+
+    /// Whether the image and its redo are compared with cuts.
+    pub fn watches_cuts(&self) -> bool {
+        self.cuts.is_some()
+    }
+
+    /// Changes that completed from this tick on, or from an earlier one that was told, may be taken for a part of a torn tail.
+    pub fn distrust_from(&mut self, tick: u64) {
+        self.unsure_from = self.unsure_from.min(tick);
+    }
+
+    /// Changes that completed from this tick on may be taken for a part of a torn tail, but none before.
+    pub fn trust_until(&mut self, tick: u64) {
+        self.unsure_from = tick;
+    }
+
+    /// The device damages what it holds. What is replaced from this tick on is remembered.
+    pub fn expect_damage_from(&mut self, tick: u64) {
+        self.damaged_from = tick;
     }
 
     /// Whether image and redo are the volume as it once was.

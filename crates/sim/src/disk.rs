@@ -13,9 +13,16 @@ pub const EIO: IoError = IoError::Errno(5);
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DiskFaults {
     /// It is acknowledged, but a block of it never reaches the medium.
-    pub lost_ppm: u64,
+    lost_ppm: u64,
     /// A block of it lands elsewhere instead.
-    pub misdirected_ppm: u64,
+    misdirected_ppm: u64,
+}
+
+impl DiskFaults {
+    /// With so many writes of which a block is lost, or lands elsewhere.
+    pub fn new(lost_ppm: u64, misdirected_ppm: u64) -> DiskFaults {
+        DiskFaults { lost_ppm, misdirected_ppm }
+    }
 }
 
 /// What delays a disk for now.
@@ -47,27 +54,27 @@ pub struct Disk {
     /// Blocks that cannot be read until they are written again.
     unreadable: BTreeSet<u64>,
     /// Writes or syncs have failed, or are about to.
-    pub dead: bool,
+    pub(crate) dead: bool,
     /// Which of them.
-    pub failing: Failing,
+    failing: Failing,
     /// What delays it.
-    pub delay: Delay,
+    delay: Delay,
     /// Until when.
-    pub delay_until: Nanos,
+    delay_until: Nanos,
     /// It says that a sync is done and does nothing.
-    pub lies: bool,
+    lies: bool,
     /// It has said so of something that is not stable yet.
-    pub lied: bool,
+    lied: bool,
     /// While a blocking caller works: operations until the machine or process stops.
-    pub stop_after: Option<u64>,
-    pub(crate) faults: DiskFaults,
+    stop_after: Option<u64>,
+    faults: DiskFaults,
     pub(crate) rng: Rng,
     /// Faults that took place and may have cost something.
-    pub faults_done: u64,
-    /// The same by kind, since somebody asked.
-    pub done: FaultsDone,
+    faults_done: u64,
+    /// Faults by kind, since somebody asked.
+    done: FaultsDone,
     /// Blocks that were read.
-    pub blocks_read: u64,
+    blocks_read: u64,
 }
 
 /// Faults that took place.
@@ -111,6 +118,76 @@ impl Disk {
             done: FaultsDone::default(),
             blocks_read: 0,
         }
+    }
+
+    /// Writes or syncs have failed, or are about to.
+    pub fn is_dead(&self) -> bool {
+        self.dead
+    }
+
+    /// From now on what goes wrong is drawn from this stream.
+    pub fn draw_from(&mut self, rng: Rng) {
+        self.rng = rng;
+    }
+
+    /// From now on so many writes go wrong.
+    pub fn set_faults(&mut self, faults: DiskFaults) {
+        self.faults = faults;
+    }
+
+    /// Whether it says that a sync is done and does nothing.
+    pub fn lies(&self) -> bool {
+        self.lies
+    }
+
+    /// From now on it lies about syncs, or no longer.
+    pub fn set_lies(&mut self, lies: bool) {
+        self.lies = lies;
+    }
+
+    /// It has lied about something that is not stable yet.
+    pub fn has_lied(&self) -> bool {
+        self.lied
+    }
+
+    /// From now on this delays it, until then.
+    pub fn set_delay(&mut self, delay: Delay, until: Nanos) {
+        (self.delay, self.delay_until) = (delay, until);
+    }
+
+    /// Until when something delays it.
+    pub fn delay_until(&self) -> Nanos {
+        self.delay_until
+    }
+
+    /// No further faults, delays and lies. A dead one stays dead.
+    pub fn heal(&mut self) {
+        (self.faults, self.delay, self.lies) = (DiskFaults::default(), Delay::None, false);
+    }
+
+    /// While a blocking caller works: stops after so many operations, or never.
+    pub fn stop_after(&mut self, operations: Option<u64>) {
+        self.stop_after = operations;
+    }
+
+    /// It has stopped under a blocking caller.
+    pub fn is_stopped(&self) -> bool {
+        self.stop_after == Some(0)
+    }
+
+    /// A fault took place that may have cost something.
+    pub fn may_have_lost(&self) -> bool {
+        self.faults_done > 0
+    }
+
+    /// The faults that took place since this was asked last.
+    pub fn take_faults_done(&mut self) -> FaultsDone {
+        std::mem::take(&mut self.done)
+    }
+
+    /// Blocks that were read.
+    pub fn blocks_read(&self) -> u64 {
+        self.blocks_read
     }
 
     /// Reads blocks as an effect does.

@@ -1,77 +1,75 @@
-//! What becomes of the images: redo is committed, cuts and snapshots are looked at, servers lose what is not flushed.
+//! The images, looked at by the oracle: whether they are the volumes as they once were.
 
-use super::{Flight, FlightKind, World};
-use crate::redo::Commit;
-use tidepool_engine::api::IoError;
+use super::World;
+use crate::machine::{Flight, FlightKind};
 
 impl World {
     /// A snapshot is the volume as it was at one moment after it was asked for, without any redo.
     pub(super) fn check_snapshot(&mut self, volume: usize, floor: u64) {
         // After the death of the device everything goes past it, also while a snapshot is being taken.
-        let direct = self.vols[volume].goes_direct() || self.disk.dead;
-        let writes = |f: &Flight| matches!(f.kind, FlightKind::Write { volume: v, .. } if v == volume);
-        if !direct && self.flights.values().any(writes) {
+        let direct = self.vols[volume].goes_direct() || self.machine.disk().is_dead();
+        let writes = |f: &Flight| matches!(f.kind(), FlightKind::Write { volume: v, .. } if *v == volume);
+        if !direct && self.machine.flights().any(writes) {
             return self
                 .fail(format!("volume {volume}: the image is written while a snapshot of it is taken"));
         }
-        if self.may_lose_data() || self.vols[volume].checker.cuts.is_none() {
+        if self.may_lose_data() || !self.vols[volume].checker.watches_cuts() {
             return;
         }
         self.cover.hit("snapshot checked");
-        if let Err(what) = self.vols[volume].check_snapshot(floor) {
+        if let Err(what) = self.vols[volume].check_snapshot(self.machine.backend(volume), floor) {
             self.fail(format!("volume {volume}: snapshot: {what}"));
         }
     }
 
-    /// A group is committed: from now on the image and its redo are the volume without the cache.
-    pub(crate) fn commit(&mut self, volume: usize, generation: u64, commit: Commit) {
-        let uuid = self.uuid;
-        if let Err(what) = self.vols[volume].backend.redo.commit(generation, uuid, commit) {
-            return self.fail(format!("volume {volume}: {what}"));
-        }
-        self.cover.hit("group committed");
-        if self.rng.permille(300) {
-            self.check_cut(volume, false);
-        }
-    }
-
     /// Were the cache lost now, the volume would be as it once was.
-    pub(crate) fn check_cut(&mut self, volume: usize, whole: bool) {
-        if self.may_lose_data() || self.vols[volume].checker.cuts.is_none() {
+    pub(super) fn check_cut(&mut self, volume: usize, whole: bool) {
+        if self.may_lose_data() || !self.vols[volume].checker.watches_cuts() {
             return;
         }
         self.cover.hit("cut checked");
-        if let Err(what) = self.vols[volume].check_cut(whole) {
+        if let Err(what) = self.vols[volume].check_cut(self.machine.backend(volume), whole) {
             self.fail(format!("volume {volume}: {what}"));
         }
     }
 
-    /// A backend whose flush fails may lose what it has completed since the last one, as a storage server does that
-    /// is restarted. Only while nothing went past the cache: clients would read that something is gone.
-    pub(super) fn lose_unflushed(&mut self, volume: usize, error: IoError) {
-        let id = self.vols[volume].id;
-        let status = id.and_then(|id| self.engine.as_ref()?.volume_status(self.now, id));
-        let direct = status.is_none_or(|status| status.backend_unflushed);
-        let backend = &mut self.vols[volume].backend;
-        if backend.durable || direct || error == IoError::Fenced {
-            return;
-        }
-        backend.store.power_loss(&mut self.rng);
-        // What is in flight is done again when the server is brought back.
-        for flight in self.flights.values_mut() {
-            match &mut flight.kind {
-                FlightKind::Write { volume: v, applied, .. } if *v == volume => *applied = false,
-                _ => {}
-            }
-        }
-        self.cover.hit("unflushed writes lost");
+    /// Were the cache lost now, all volumes would be as they once were.
+    pub(super) fn check_cuts(&mut self, whole: bool) {
+        (0..self.vols.len()).for_each(|v| self.check_cut(v, whole));
     }
 
-    pub(super) fn note_backend(&mut self, volume: usize, result: Result<(), IoError>) -> Result<(), IoError> {
-        if let Err(error) = result {
-            self.vols[volume].backend_error = self.next_tick();
-            self.cover.hit(if error == IoError::Full { "backend full" } else { "backend error" });
+    /// The image of a volume that is not in the cache must hold everything.
+    pub(super) fn check_image(&mut self, v: usize) {
+        self.tick += 2;
+        let tick = self.tick;
+        let (vol, backend) = (&mut self.vols[v], self.machine.backend(v));
+        let mut bytes = [0; tidepool_engine::api::BLOCK_BYTES];
+        let mut problem = None;
+        for block in vol.checker.touched() {
+            // An image may be smaller already than the volume, of which nobody has heard yet that it is.
+            if vol.past.is_resizing() && block * bytes.len() as u64 >= backend.size_bytes() {
+                continue;
+            }
+            backend.read(block, &mut bytes);
+            if let Err(what) = vol.checker.check_image(block, &bytes, tick) {
+                problem = Some(what);
+                break;
+            }
         }
-        result
+        if vol.look.is_due() && problem.is_none() {
+            problem = vol.checker.end_verify(tick).err();
+            vol.look.set_due(false);
+            self.distrust(v);
+        }
+        if let Some(what) = problem {
+            self.fail(format!("volume {v}: {what}"));
+        }
+    }
+
+    /// What was seen is stable, but nothing that comes now is, as long as the device lies.
+    pub(super) fn distrust(&mut self, v: usize) {
+        if self.machine.disk().lies() {
+            self.vols[v].checker.trust_until(self.tick);
+        }
     }
 }

@@ -28,74 +28,74 @@ pub enum Theme {
 #[derive(Debug, Clone)]
 pub struct VolumePlan {
     /// Bytes.
-    pub size_bytes: u64,
+    pub(super) size_bytes: u64,
     /// Bytes of the image that are not zero at first.
-    pub base_bytes: u64,
+    pub(super) base_bytes: u64,
     /// Mode at first.
-    pub mode: Mode,
+    pub(super) mode: Mode,
     /// Order of the drain.
-    pub drain: DrainOrder,
+    pub(super) drain: DrainOrder,
     /// Quota at first.
-    pub dirty_bytes_max: u64,
+    pub(super) dirty_bytes_max: u64,
     /// Completed writes of the backend are durable.
-    pub durable_backend: bool,
+    pub(super) durable_backend: bool,
     /// Usual time of a backend operation.
-    pub backend_latency_ns: Nanos,
+    pub(super) backend_latency_ns: Nanos,
     /// Requests in flight.
-    pub depth: usize,
+    pub(super) depth: usize,
     /// Mean pause between requests.
-    pub think_ns: Nanos,
+    pub(super) think_ns: Nanos,
     /// Share of unaligned requests, in parts per thousand.
-    pub unaligned: u64,
+    pub(super) unaligned: u64,
     /// Share of reads.
-    pub reads: u64,
+    pub(super) reads: u64,
     /// Share of flushes.
-    pub flushes: u64,
+    pub(super) flushes: u64,
     /// Share of FUA among changes.
-    pub fua: u64,
+    pub(super) fua: u64,
     /// Share of discards and zeroes.
-    pub discards: u64,
+    pub(super) discards: u64,
     /// Share of requests in the hot part.
-    pub hot: u64,
+    pub(super) hot: u64,
     /// Bytes of the hot part.
-    pub hot_bytes: u64,
+    pub(super) hot_bytes: u64,
     /// Share of large requests.
-    pub large: u64,
+    pub(super) large: u64,
     /// Number of the volume whose clone it is.
-    pub parent: Option<usize>,
+    pub(super) parent: Option<usize>,
     /// Number of the volume whose content it has at first.
-    pub content_of: Option<usize>,
+    pub(super) content_of: Option<usize>,
     /// It is never written.
-    pub read_only: bool,
+    pub(super) read_only: bool,
 }
 
 /// A run.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// Kind of trouble.
-    pub theme: Theme,
+    pub(super) theme: Theme,
     /// Bytes of the cache device.
-    pub cache_bytes: u64,
+    pub(super) cache_bytes: u64,
     /// Bytes of a segment.
-    pub segment_bytes: Option<u32>,
+    pub(super) segment_bytes: Option<u32>,
     /// The core's configuration.
-    pub engine: EngineConfig,
+    pub(super) engine: EngineConfig,
     /// The volumes.
-    pub volumes: Vec<VolumePlan>,
+    pub(super) volumes: Vec<VolumePlan>,
     /// Client requests until the run ends.
-    pub requests: u64,
+    pub(super) requests: u64,
     /// Mean pause between two actions that are no client requests.
-    pub action_ns: Nanos,
+    pub(super) action_ns: Nanos,
     /// Usual time of a device read or write.
-    pub device_ns: Nanos,
+    pub(super) device_ns: Nanos,
     /// Usual time of a device sync.
-    pub sync_ns: Nanos,
+    pub(super) sync_ns: Nanos,
     /// Modes are changed.
-    pub modes: bool,
+    pub(super) modes: bool,
     /// Most stops of the process.
-    pub stops_max: u64,
+    pub(super) stops_max: u64,
     /// Probability that a stop is a power loss, in parts per thousand.
-    pub power: u64,
+    pub(super) power: u64,
 }
 
 impl Plan {

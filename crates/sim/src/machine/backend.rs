@@ -1,6 +1,7 @@
 //! The simulated backend of one volume.
 
-use crate::redo::Redo;
+use super::FlightKind;
+use super::redo::Redo;
 use crate::rng::Rng;
 use crate::store::{Content, Store, content};
 use std::collections::BTreeMap;
@@ -30,31 +31,30 @@ pub enum Trouble {
 
 /// An image: a file with a volatile write cache, or one whose writes are durable when they complete.
 pub struct Backend {
-    pub(crate) store: Store,
+    pub(super) store: Store,
     /// The redo beside it.
-    pub(crate) redo: Redo,
-    /// Bytes of the image.
-    pub size_bytes: u64,
+    pub(super) redo: Redo,
+    size_bytes: u64,
     /// Completed writes are durable (as on RBD).
-    pub durable: bool,
+    durable: bool,
     /// Usual time of an operation.
-    pub latency_ns: Nanos,
+    latency_ns: Nanos,
     /// What is wrong.
-    pub trouble: Trouble,
+    trouble: Trouble,
     /// Until when.
-    pub trouble_until: Nanos,
+    trouble_until: Nanos,
     /// The ownership record: generation of the last opening.
-    pub generation: u64,
+    generation: u64,
     /// The ownership record: what the cache knew then, 0 for nothing.
-    pub base: u64,
+    base: u64,
     /// Somebody else has written the image since then.
-    pub foreign: bool,
+    foreign: bool,
     /// The record no longer names the cache.
-    pub disowned: bool,
+    disowned: bool,
     /// What has ever been written to.
-    pub own: OwnObjects,
+    own: OwnObjects,
     /// What completes now was in flight when the connection went away.
-    pub(crate) disconnected: bool,
+    disconnected: bool,
 }
 
 impl Backend {
@@ -77,10 +77,118 @@ impl Backend {
         }
     }
 
-    /// The cache takes the image, of which it knows `known`.
+    /// Bytes of the image.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// Usual time of an operation.
+    pub fn latency_ns(&self) -> Nanos {
+        self.latency_ns
+    }
+
+    /// The cache takes the image, of which it knows `known`; others have not written it since then.
     pub fn own_as(&mut self, known: u64) {
         self.generation += 1;
         self.base = known;
+        self.foreign = false;
+    }
+
+    /// The ownership record: generation of the last opening.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// A cache that knows `known` of the image knows all of it.
+    pub fn is_known(&self, known: u64) -> bool {
+        !self.foreign && self.generation == known
+    }
+
+    /// Somebody else writes the image.
+    pub fn belongs_to_others(&mut self) {
+        self.foreign = true;
+    }
+
+    /// The ownership record no longer names the cache.
+    pub fn is_disowned(&self) -> bool {
+        self.disowned
+    }
+
+    /// The ownership record names the cache again.
+    pub fn is_owned_again(&mut self) {
+        self.disowned = false;
+    }
+
+    /// What has ever been written to.
+    pub fn own(&self) -> &OwnObjects {
+        &self.own
+    }
+
+    /// From now on this counts as what has ever been written to.
+    pub fn set_own(&mut self, own: OwnObjects) {
+        self.own = own;
+    }
+
+    /// Something takes place that has nothing to do with the image's content.
+    pub(super) fn take_place(&mut self, kind: &FlightKind) {
+        match *kind {
+            FlightKind::Disown { .. } => self.disowned = true,
+            FlightKind::RedoTrim { first, .. } => self.redo.trim(first),
+            FlightKind::RedoNote { durable, .. } => self.redo.note(self.generation, durable),
+            FlightKind::Resize { size_bytes, .. } => self.resize(size_bytes),
+            _ => {}
+        }
+    }
+
+    /// Reads a block of the image.
+    pub fn read(&self, block: u64, out: &mut [u8]) {
+        self.store.read(block, out);
+    }
+
+    /// Somebody writes a block of the image, durably.
+    pub fn write(&mut self, block: u64, bytes: &[u8]) {
+        self.note_own(block, 1);
+        self.store.write(block, content(bytes), true);
+    }
+
+    /// A power loss would change nothing of the image.
+    pub fn is_stable(&self) -> bool {
+        self.store.is_stable()
+    }
+
+    /// Somebody makes all of the image stable.
+    pub fn flush(&mut self) {
+        self.store.sync(self.store.sync_point());
+    }
+
+    /// Power is lost: what was not flushed is lost, or not.
+    pub fn lose_power(&mut self, rng: &mut Rng) {
+        self.store.power_loss(rng);
+    }
+
+    /// The redo beside the image.
+    pub fn redo(&self) -> &Redo {
+        &self.redo
+    }
+
+    /// The redo is removed.
+    pub fn clear_redo(&mut self) {
+        self.redo.clear();
+    }
+
+    /// The cache is lost: brings the image to its last cut.
+    ///
+    /// # Errors
+    /// What is wrong with the redo.
+    pub fn recover(&mut self) -> Result<(), String> {
+        let size = self.size_bytes;
+        let clip = |block: u64, bytes: &[u8]| {
+            let left = size.saturating_sub(block * BLOCK_BYTES as u64).min(BLOCK_BYTES as u64) as usize;
+            let mut bytes = bytes.to_vec();
+            bytes[left..].fill(0);
+            bytes
+        };
+        self.redo.recover(&mut self.store, &mut self.own, clip)
     }
 
     /// A cache that knows `known` of the image has known more.
@@ -121,7 +229,7 @@ impl Backend {
     }
 
     /// Blocks of the image are written.
-    pub fn note_own(&mut self, first: u64, blocks: usize) {
+    pub(super) fn note_own(&mut self, first: u64, blocks: usize) {
         self.own.insert(first * BLOCK_BYTES as u64, (blocks * BLOCK_BYTES) as u64);
     }
 
@@ -182,6 +290,33 @@ impl Backend {
             let cut = self.clip(b, &bytes);
             self.store.write(b, cut, true);
         }
+    }
+
+    /// From now on this is wrong with it, until then.
+    pub fn set_trouble(&mut self, trouble: Trouble, until: Nanos) {
+        (self.trouble, self.trouble_until) = (trouble, until);
+    }
+
+    /// Another owner has the image.
+    pub fn is_fenced(&self) -> bool {
+        self.trouble == Trouble::Fenced
+    }
+
+    /// Until when something is wrong.
+    pub fn trouble_until(&self) -> Nanos {
+        self.trouble_until
+    }
+
+    pub(super) fn is_durable(&self) -> bool {
+        self.durable
+    }
+
+    pub(super) fn is_disconnected(&self) -> bool {
+        self.disconnected
+    }
+
+    pub(super) fn set_disconnected(&mut self, disconnected: bool) {
+        self.disconnected = disconnected;
     }
 
     /// Whether nothing completes now.

@@ -22,13 +22,20 @@ pub struct Header {
 #[derive(Debug, Clone, Copy)]
 pub struct Commit {
     /// The oldest group that is kept.
-    pub first: u64,
+    first: u64,
     /// The new one.
-    pub group: u64,
+    group: u64,
     /// How many frames it has.
-    pub frames: u32,
+    frames: u32,
     /// Sequence of its last record.
-    pub sequence: u64,
+    sequence: u64,
+}
+
+impl Commit {
+    /// Of `group`, with the sequence of its last record; groups from `first` on are kept.
+    pub fn new(first: u64, group: u64, frames: u32, sequence: u64) -> Commit {
+        Commit { first, group, frames, sequence }
+    }
 }
 
 /// Frames and header beside one image; durable when they are written.
@@ -39,9 +46,9 @@ pub struct Redo {
     /// Newest group of the generation that was ever committed.
     newest: (u64, u64),
     /// The owner's last note: its generation, and what was on its stable media.
-    pub(crate) noted: (u64, u64),
+    noted: (u64, u64),
     /// The newest one was committed, but its owner was told of an error.
-    pub(crate) unsure: bool,
+    unsure: bool,
 }
 
 impl Redo {
@@ -89,6 +96,16 @@ impl Redo {
         self.frames.retain(|&(g, group, _), _| g == generation && group >= first);
         self.header = Some(Header { generation, uuid, groups, sequence });
         Ok(())
+    }
+
+    /// Whether the owner was told that the newest group was not committed, although it is.
+    pub fn set_unsure(&mut self, unsure: bool) {
+        self.unsure = unsure;
+    }
+
+    /// The owner of a generation notes what it has on stable media.
+    pub fn note(&mut self, generation: u64, durable: u64) {
+        self.noted = (generation, durable);
     }
 
     /// A cache whose log ends at `sequence` has lost what it once had on stable media.

@@ -1,15 +1,15 @@
 //! Clones and their parents: the last volume of a run may be the snapshot of which others are clones, and one of those a
 //! snapshot that others are clones of.
 
-use crate::plan::{Plan, VolumePlan};
+use super::World;
+use super::plan::{Plan, VolumePlan};
+use super::volume::Place;
 use crate::rng::Rng;
-use crate::volume::Place;
-use crate::world::World;
 use tidepool_engine::api::{BLOCK_BYTES, ControlError, DrainOrder};
 
 impl Plan {
     /// In some runs, makes the last volume the parent of some others.
-    pub(crate) fn make_family(&mut self, rng: &mut Rng) {
+    pub(super) fn make_family(&mut self, rng: &mut Rng) {
         if self.volumes.len() < 2 || !rng.permille(400) {
             return;
         }
@@ -70,11 +70,11 @@ impl VolumePlan {
 impl World {
     /// Now and then the core is told what the image of a volume that is served had of its own, and a clone begins to read through its
     /// parent.
-    pub(crate) fn tell_of_images(&mut self) {
+    pub(super) fn tell_of_images(&mut self) {
         for v in 0..self.vols.len() {
-            let told = self.vols[v].own_told;
-            let parent = self.vols[v].plan.parent.filter(|_| told && !self.vols[v].linked);
-            if told && parent.is_none() || !self.is_served(v) || self.stopping {
+            let told = self.vols[v].told.knows_own();
+            let parent = self.vols[v].plan.parent.filter(|_| told && !self.vols[v].told.is_linked());
+            if told && parent.is_none() || !self.is_served(v) || self.stops.is_shutting_down() {
                 continue;
             }
             if parent.is_some_and(|parent| !self.is_served(parent)) || !self.rng.permille(500) {
@@ -87,28 +87,29 @@ impl World {
     }
 
     fn is_served(&self, v: usize) -> bool {
-        self.vols[v].place == Place::Serving && self.vols[v].id.is_some()
+        self.vols[v].place == Place::Serving && self.machine.id(v).is_some()
     }
 
     fn tell_of_image(&mut self, v: usize, parent: Option<usize>) -> Result<(), ControlError> {
-        let (Some(id), Some(engine)) = (self.vols[v].id, &mut self.engine) else { return Ok(()) };
+        let through = parent.map(|parent| self.machine.id(parent));
+        let (Some(id), Some(engine)) = (self.machine.id(v), self.machine.engine_mut()) else { return Ok(()) };
         let Some(parent) = parent else {
-            engine.set_own(id, &self.vols[v].own_at_open)?;
-            self.vols[v].own_told = true;
+            engine.set_own(id, self.vols[v].told.own())?;
+            self.vols[v].told.set_knows_own();
             self.note("own", v as u64, 0, 0);
             return Ok(());
         };
-        let Some(through) = self.vols[parent].id else { return Ok(()) };
+        let Some(through) = through.flatten() else { return Ok(()) };
         engine.set_parent(id, through)?;
-        self.vols[v].linked = true;
-        let chain = self.vols[parent].linked || self.vols[v].plan.read_only && self.is_parent(v);
+        self.vols[v].told.set_linked();
+        let chain = self.vols[parent].told.is_linked() || self.vols[v].plan.read_only && self.is_parent(v);
         self.cover.add("clone of a clone", chain.into());
         self.note("link", v as u64, parent as u64, 0);
         Ok(())
     }
 
     /// Whether a volume is there for clones.
-    pub(crate) fn is_parent(&self, v: usize) -> bool {
-        self.vols.iter().any(|vol| vol.linked && vol.plan.parent == Some(v))
+    pub(super) fn is_parent(&self, v: usize) -> bool {
+        self.vols.iter().any(|vol| vol.told.is_linked() && vol.plan.parent == Some(v))
     }
 }
