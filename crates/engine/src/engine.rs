@@ -6,13 +6,14 @@ use crate::base::flight::{DeviceFailed, Io};
 use crate::base::mem::Arena;
 use crate::base::mutation::mutated;
 use crate::base::out::Next;
+use crate::base::pools::For;
 use crate::base::shared::EngineConfig;
 use crate::blocks::bad::BadCopy;
 use crate::blocks::index::Lookup;
 use crate::blocks::ledger::objects_of;
 use crate::cache::Cache;
 use crate::checkpoint::Checkpoint;
-use crate::control::Verify;
+use crate::control::Control;
 use crate::drain::Drain;
 use crate::format::{EntryKind, Geometry, RecordKind, Stream};
 use crate::front::{BadRead, Front};
@@ -30,14 +31,10 @@ pub struct Engine {
     pub(crate) drain: Drain,
     pub(crate) peers: Peers,
     pub(crate) checkpoint: Checkpoint,
-    /// Until then a shutdown waits for backends to be flushed.
-    pub(crate) stop_by: Nanos,
-    /// The comparison of a volume that is being removed.
-    pub(crate) verify: Verify,
-    /// Removed volumes whose removal has not been reported, by its control number: their numbers are taken.
-    pub(crate) leaving: Vec<(u64, VolumeId)>,
+    /// What control keeps of its own.
+    pub(crate) control: Control,
     /// When work was last looked for.
-    pub(crate) looked_at: Nanos,
+    looked_at: Nanos,
 }
 
 impl Engine {
@@ -49,26 +46,24 @@ impl Engine {
             peers: Peers::new(),
             checkpoint: Checkpoint::new(epoch, geo.pages(), now),
             ground: Ground::new(geo, config, durable, epoch),
-            stop_by: 0,
-            verify: Verify::default(),
-            leaving: Vec::new(),
+            control: Control::default(),
             looked_at: now,
         }
     }
 
     /// The cache device's name.
     pub fn uuid(&self) -> [u8; 16] {
-        self.ground.base.geo.uuid
+        self.ground.geo().uuid
     }
 
     /// The memory of all transfers.
     pub fn arena(&self) -> &Arena {
-        &self.ground.base.arena
+        self.ground.arena()
     }
 
     /// The memory of all transfers, to fill buffers and to take and give them.
     pub fn arena_mut(&mut self) -> &mut Arena {
-        &mut self.ground.base.arena
+        self.ground.arena_mut()
     }
 
     /// Takes in an event. Effects come out of [`Engine::next_effect`].
@@ -77,7 +72,7 @@ impl Engine {
     /// If an effect is reported that is not in flight, or a request breaks its contract (buffer size):
     /// both are bugs of the driver, and going on would corrupt data.
     pub fn handle(&mut self, now: Nanos, event: Event) {
-        self.ground.base.out.stir();
+        self.ground.stir();
         match event {
             Event::Request(request) => self.request(now, request),
             Event::Done { token, result } => self.done(now, token, result),
@@ -90,14 +85,14 @@ impl Engine {
     /// events at hand first: what arrives together is committed together.
     pub fn next_effect(&mut self, now: Nanos) -> Option<Effect> {
         loop {
-            while self.ground.base.out.wants_round() {
+            while self.ground.out_mut().wants_round() {
                 self.round(now);
             }
-            match self.ground.base.out.next(self.ground.base.dead)? {
+            match self.ground.next_effect()? {
                 Next::Failed(token, error) => self.handle(now, Event::Done { token, result: Err(error) }),
                 Next::Effect(effect) => {
                     if let Effect::ControlDone { control, .. } = effect {
-                        self.leaving.retain(|&(removal, _)| removal != control);
+                        self.control.note_reported(control);
                     }
                     return Some(effect);
                 }
@@ -105,11 +100,20 @@ impl Engine {
         }
     }
 
+    /// Another owner has the volume: nothing of it is served or written any more.
+    ///
+    /// # Panics
+    /// If there is no such volume.
+    pub fn fence(&mut self, id: VolumeId) {
+        self.ground.fence(id);
+        self.settle(self.looked_at);
+    }
+
     /// When [`Event::Tick`] is due if nothing else happens before. It may have come already: what became due since the last look for
     /// work, while the driver did other things, is due still.
     pub fn next_deadline(&self) -> Option<Nanos> {
         let (ground, now) = (&self.ground, self.looked_at);
-        let drains = ground.base.stopping.is_none();
+        let drains = !ground.is_stopping();
         let times = [
             self.front.deadline(ground, now),
             self.drain.deadline(ground, now).filter(|_| drains),
@@ -118,7 +122,7 @@ impl Engine {
             self.stop_deadline(now),
             self.cache.fills_deadline(),
             self.peers.deadline(),
-            self.checkpoint.deadline(&ground.base.checkpoints),
+            self.checkpoint.deadline(ground.checkpoints()),
         ];
         times.into_iter().flatten().min()
     }
@@ -126,7 +130,7 @@ impl Engine {
     /// Looks for work, in the order of urgency.
     fn round(&mut self, now: Nanos) {
         self.looked_at = now;
-        let stopping = self.ground.base.stopping.is_some();
+        let stopping = self.ground.is_stopping();
         self.front.begin_round(&mut self.ground);
         self.settle(now);
         self.peers.step(&mut self.ground, now);
@@ -141,10 +145,10 @@ impl Engine {
         self.cache.issue_fills(&mut self.ground, now, stopping);
         self.cache.reclaim(&mut self.ground);
         self.checkpoint.begin(&mut self.ground, now);
-        if !self.checkpoint.is_idle() && self.ground.base.pools.checkpoint.available() > 0 {
+        if !self.checkpoint.is_idle() && self.ground.pools().left(For::Checkpoint) > 0 {
             self.checkpoint.advance(&mut self.ground);
         }
-        if self.ground.base.stopping.is_none() {
+        if !self.ground.is_stopping() {
             self.drain.group_step(&mut self.ground, now);
             self.drain.step(&mut self.ground, now);
         }
@@ -154,34 +158,33 @@ impl Engine {
         self.front.log(&mut self.ground);
         self.settle(now);
         if self.front.wants_round(&self.ground) {
-            self.ground.base.out.stir();
+            self.ground.stir();
         }
         if mutated!(RepliesLast) {
-            self.ground.base.out.delay_replies();
+            self.ground.out_mut().delay_replies();
         }
     }
 
     /// Releases who need not wait for stable media any longer, and issues the next sync when somebody must.
     pub(crate) fn sync(&mut self, now: Nanos) {
-        let dead = self.ground.base.dead;
-        let mut look = self.ground.log.look();
-        while let Some(part) = self.ground.log.next_stable_part(&mut look, dead) {
+        let dead = self.ground.is_dead();
+        let mut look = self.ground.log_mut().look();
+        while let Some(part) = self.ground.log_mut().next_stable_part(&mut look, dead) {
             self.drain.stable(&mut self.ground, part);
         }
-        while let Some(op) = self.ground.log.next_stable_op(&mut look) {
+        while let Some(op) = self.ground.log_mut().next_stable_op(&mut look) {
             self.front.go_on(&mut self.ground, now, op);
         }
-        self.ground.sync(look);
+        self.ground.end_look(look);
     }
 
     /// An effect has completed.
     fn done(&mut self, now: Nanos, token: Token, result: Result<(), IoError>) {
         let ground = &mut self.ground;
-        match ground.base.out.end(token) {
+        match ground.out_mut().end(token) {
             Io::Append(index) => self.append_written(now, index, result),
             Io::Seal { segment, buf } => {
-                let Ground { base, space, log, .. } = ground;
-                let sealed = log.seal_done(base, space, (segment, buf), result);
+                let sealed = ground.seal_done(segment, buf, result);
                 self.or_dead(sealed);
             }
             Io::Sync => match ground.sync_done(result) {
@@ -276,19 +279,19 @@ impl Engine {
 
     /// An append has been written: what it and those behind it have brought takes effect.
     fn append_written(&mut self, now: Nanos, index: u32, result: Result<(), IoError>) {
-        let Ok(stream) = self.ground.log.written(&mut self.ground.base, index, result) else {
+        let Ok(stream) = self.ground.append_written(index, result) else {
             return self.device_failed();
         };
-        while let Some(append) = self.ground.log.next_published(stream) {
+        while let Some(append) = self.ground.log_mut().next_published(stream) {
             self.publish(now, &append);
             if mutated!(AckBeforeWritten) {
-                for op in self.ground.log.take_next_ops(stream) {
+                for op in self.ground.log_mut().take_next_ops(stream) {
                     self.front.published(&mut self.ground, now, op, append.number());
                 }
             }
-            self.ground.log.put_away(&mut self.ground.base, append);
+            self.ground.put_away(append);
         }
-        self.ground.log.write_summaries(&mut self.ground.base, &mut self.ground.space);
+        self.ground.write_summaries();
     }
 
     /// The records of an append take effect.
@@ -342,17 +345,17 @@ impl Engine {
                         self.ground.overtake(id, range.start, blocks);
                     }
                     self.ground.note_data_published(id, blocks);
-                    let (volume, space) = self.ground.volume_and_space(id);
+                    let (ledger, space) = self.ground.ledger_and_space(id);
                     let crcs = run.iter().map(|built| built.entry().value());
-                    volume.ledger.write(space, now, (range.start, first.position()), crcs);
+                    ledger.write(space, now, (range.start, first.position()), crcs);
                     if mutated!(CrossingRunQueuedOnce) { range.start..range.start + 1 } else { range }
                 }
                 Some(kind @ (EntryKind::Discard | EntryKind::WriteZeroes)) => {
                     if !mutated!(DiscardKeepsFills) {
                         self.ground.overtake(id, range.start, blocks);
                     }
-                    let (volume, space) = self.ground.volume_and_space(id);
-                    volume.ledger.zero(space, now, range.clone(), kind == EntryKind::WriteZeroes);
+                    let (ledger, space) = self.ground.ledger_and_space(id);
+                    ledger.zero(space, now, range.clone(), kind == EntryKind::WriteZeroes);
                     range
                 }
                 Some(EntryKind::Invalidate) => {
@@ -364,12 +367,11 @@ impl Engine {
             };
             self.drain.note_dirty(&mut self.ground, (id, record.sequence()), objects_of(dirtied), now);
             if !entry.has_data() {
-                self.ground.budget.note_extents_changed();
+                self.ground.budget_mut().note_extents_changed();
             }
         }
-        let volume = self.ground.volume_mut(id);
-        volume.log.publish(record.sequence(), record.header_crc());
-        if !volume.is_dirty() {
+        self.ground.publish(id, record.sequence(), record.header_crc());
+        if !self.ground.volume(id).is_dirty() {
             self.drain.update(&mut self.ground, id);
         }
     }
@@ -377,11 +379,11 @@ impl Engine {
     /// Acts on what rooms have found out, until there is nothing more.
     pub(crate) fn settle(&mut self, now: Nanos) {
         loop {
-            if let Some(bad) = self.ground.bad.next_found() {
+            if let Some(bad) = self.ground.bad_mut().next_found() {
                 self.repair_or_lose(bad);
             } else if let Some((reader, is_known)) = self.peers.next_reader() {
                 self.read_on(&reader, is_known);
-            } else if let Some(consequence) = self.ground.base.consequences.pop() {
+            } else if let Some(consequence) = self.ground.next_consequence() {
                 self.act(now, consequence);
             } else {
                 return;
@@ -411,15 +413,15 @@ impl Engine {
     /// newer content goes on without the older.
     fn repair_or_lose(&mut self, bad: BadCopy) {
         let (id, block, position) = (bad.volume(), bad.block(), bad.position());
-        if self.ground.volume(id).ledger.index().lookup(block) == Lookup::At(position) {
+        if self.ground.volume(id).ledger().index().lookup(block) == Lookup::At(position) {
             if !self.peers.repair(&mut self.ground, id, block, position) {
                 self.ground.lose_for_good(id, block, position);
             }
             return;
         }
-        let (volume, space) = self.ground.volume_and_space(id);
-        let lost = !bad.is_current_only() && volume.ledger.lose_frozen(space, block, position);
-        if lost && self.ground.base.dead {
+        let (ledger, space) = self.ground.ledger_and_space(id);
+        let lost = !bad.is_current_only() && ledger.lose_frozen(space, block, position);
+        if lost && self.ground.is_dead() {
             // Its group would be no state that the volume ever had.
             self.ground.fail(id);
         }
@@ -434,10 +436,10 @@ impl Engine {
         let incoming = match incoming {
             Ok(incoming) => incoming,
             Err(error) => {
-                if let Some(Some(volume)) = self.ground.volumes.get_mut(request.volume.0 as usize) {
-                    volume.count.errors += 1;
+                if let Some(volume) = self.ground.get_mut(request.volume) {
+                    volume.count_mut().errors += 1;
                 }
-                return self.ground.base.out.reply(request.id, Err(error));
+                return self.ground.out_mut().reply(request.id, Err(error));
             }
         };
         let (ground, id) = (&mut self.ground, request.volume);
@@ -472,20 +474,20 @@ impl Engine {
 
 /// Whether a request that is no record may be begun.
 fn admit(ground: &Ground, request: &Request) -> Result<(), RequestError> {
-    let volume = ground.volumes.get(request.volume.0 as usize).and_then(Option::as_ref);
+    let volume = ground.get(request.volume);
     let volume = volume.filter(|volume| match request.op {
         Op::Block { .. } | Op::Fetch { .. } => volume.is_copy(),
-        Op::Flush => volume.attached || volume.is_copy(),
-        _ => volume.attached,
+        Op::Flush => volume.is_attached() || volume.is_copy(),
+        _ => volume.is_attached(),
     });
-    let volume = volume.filter(|volume| !volume.closing && ground.base.stopping.is_none());
+    let volume = volume.filter(|volume| !volume.is_closing() && !ground.is_stopping());
     let volume = volume.ok_or(RequestError::Shutdown)?;
     let sector = SECTOR_BYTES as u64;
     let end = request.offset.checked_add(request.len).ok_or(RequestError::Invalid)?;
     let size_bytes = match request.op {
         // The last one, too, of a volume that ends within it.
-        Op::Block { .. } => volume.spec.size_bytes.next_multiple_of(BLOCK_BYTES as u64),
-        _ => volume.spec.size_bytes,
+        Op::Block { .. } => volume.spec().size_bytes.next_multiple_of(BLOCK_BYTES as u64),
+        _ => volume.spec().size_bytes,
     };
     if !request.offset.is_multiple_of(sector) || !request.len.is_multiple_of(sector) || end > size_bytes {
         return Err(RequestError::Invalid);
@@ -495,10 +497,10 @@ fn admit(ground: &Ground, request: &Request) -> Result<(), RequestError> {
     }
     let changes =
         !matches!(request.op, Op::Read | Op::Prefetch | Op::Flush | Op::Block { .. } | Op::Fetch { .. });
-    if changes && volume.spec.read_only {
+    if changes && volume.spec().read_only {
         return Err(RequestError::ReadOnly);
     }
-    if volume.is_refusing() || ground.base.dead && volume.is_copy() {
+    if volume.is_refusing() || ground.is_dead() && volume.is_copy() {
         return Err(RequestError::Io);
     }
     if matches!(request.op, Op::Fetch { .. }) {

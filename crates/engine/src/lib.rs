@@ -9,9 +9,9 @@
 //!
 //! | room | what it is about | may use |
 //! |---|---|---|
-//! | [`api`] | what goes into the core, and what comes out | nothing; everybody may use it |
-//! | [`status`] | what is said of a device and its volumes | `api`; everybody may use it |
+//! | [`api`] | what goes into the core, and what comes out | nothing; everybody above may use it |
 //! | [`format`](mod@format) | what stands on the device, and beside an image | nothing |
+//! | [`status`] | what is said of a device and its volumes | `format`; everybody above may use it |
 //! | `base` | memory, effects on their way out, small tools | `format` |
 //! | `blocks` | where each block is, and what changes that | `base`, `format` |
 //! | `backend` | the backend of a volume: whether it works, and what its flushes cover | `base` |
@@ -43,7 +43,7 @@ mod peers;
 mod recovery;
 pub mod status;
 
-pub use api::AddError;
+pub use api::{AddError, Attach};
 #[cfg(feature = "mutations")]
 pub use base::mutation;
 pub use base::shared::EngineConfig;
@@ -51,13 +51,11 @@ pub use base::{device, mem};
 pub use blocks::own::{OBJECT_BYTES, OwnObjects, Source};
 pub use blocks::{index, marks};
 pub use cache::ghost;
-pub use control::Attach;
 pub use engine::Engine;
 pub use format::redo;
 
 pub use peers::fetch::FETCH_BYTES;
-pub use recovery::content::{Content, Contents, Stretch};
-pub use recovery::init::{
-    CheckReport, FormatError, FormatOptions, Inspection, check, format_device, inspect,
-};
-pub use recovery::recover::{OpenError, RecoveryReport};
+pub use recovery::content::Contents;
+pub use recovery::init::{CheckReport, FormatError, FormatOptions, check, format_device, inspect};
+pub use recovery::recover::OpenError;
+pub use status::{Content, Inspection, RecoveryReport, Stretch};

@@ -1,6 +1,7 @@
 //! What the core tells about itself: plain numbers, cheap to copy, for status and metrics.
 
 use crate::api::{IoError, Mode, Nanos, VolumeId, VolumeSpec};
+use crate::format::Geometry;
 
 /// Counters of one volume since the core was opened, and its state now.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -177,4 +178,77 @@ pub struct DeviceStatus {
     pub arena_used_bytes: u64,
     /// Bytes of the arena.
     pub arena_bytes: u64,
+}
+
+/// Number of blocks of each kind in an index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct IndexBlocks {
+    /// On the cache device.
+    pub at: u64,
+    /// Known to read as zero.
+    pub zero: u64,
+    /// Lost.
+    pub lost: u64,
+}
+
+/// What opening found, for logs and `cache inspect`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct RecoveryReport {
+    /// Number of the checkpoint that recovery started from.
+    pub checkpoint: u64,
+    /// Segments in use at that checkpoint.
+    pub segments: u64,
+    /// Segments whose summary was unreadable and whose records were read instead.
+    pub summaries_rebuilt: u64,
+    /// Records replayed.
+    pub records_replayed: u64,
+    /// Blocks of them.
+    pub blocks_replayed: u64,
+    /// Records behind a torn tail, which were not acknowledged as durable and are dropped.
+    pub records_cut: u64,
+    /// Blocks that are lost.
+    pub blocks_lost: u64,
+    /// Volumes with losses that cannot be named.
+    pub volumes_failed: u64,
+}
+
+/// What a cache device holds, without changing it.
+#[derive(Debug, Clone)]
+pub struct Inspection {
+    /// Identity and layout.
+    pub geometry: Geometry,
+    /// The format's version that the device is of.
+    pub format_version: u16,
+    /// State as of now, tail included.
+    pub device: DeviceStatus,
+    /// The volumes.
+    pub volumes: Vec<VolumeStatus>,
+    /// What opening it would find.
+    pub recovery: RecoveryReport,
+}
+
+/// A stretch of a volume of which the device knows something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stretch<'a> {
+    /// First byte in the volume.
+    pub offset: u64,
+    /// Bytes; whole blocks, but for the last one of a volume whose size is none.
+    pub len: u64,
+    /// The backend does not have it. Zeroes count as dirty as long as some in their object are.
+    pub dirty: bool,
+    /// What stands there.
+    pub content: Content<'a>,
+}
+
+/// What stands in a [`Stretch`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content<'a> {
+    /// These bytes, which have been verified.
+    Data(&'a [u8]),
+    /// Zeroes that take no room on the device.
+    Zero,
+    /// What is on the device cannot be read or does not verify.
+    Damaged,
+    /// It is known to be lost.
+    Lost,
 }

@@ -3,15 +3,7 @@
 
 use crate::api::IoError;
 
-/// One read of a batch.
-pub struct DeviceRead<'a> {
-    /// Byte offset on the device; block-aligned.
-    pub offset: u64,
-    /// Where to; block-aligned in memory (see [`crate::base::mem::AlignedBuf`]) and in length.
-    pub buf: &'a mut [u8],
-    /// Set by the device.
-    pub result: Result<(), IoError>,
-}
+pub use crate::api::DeviceRead;
 
 /// A cache device that one caller uses at a time.
 pub trait Device {

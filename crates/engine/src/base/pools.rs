@@ -24,8 +24,23 @@ const EDGE_BUFFERS: usize = EDGE_BUFFERS_RESERVED + 128;
 /// Buffers for checkpoint pages.
 const CHECKPOINT_BUFFERS: usize = 2;
 
+/// What a buffer is for, of which there are several. Those for one thing have one size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum For {
+    /// An append of any stream.
+    Append,
+    /// The summary of a segment.
+    Summary,
+    /// A transfer of the drain.
+    Drain,
+    /// An edge block of an unaligned change.
+    Edge,
+    /// Pages of a checkpoint.
+    Checkpoint,
+}
+
 /// Buffers of one size.
-pub(crate) struct Pool {
+struct Pool {
     free: Vec<Buf>,
 }
 
@@ -35,31 +50,15 @@ impl Pool {
             (0..count).map(|_| arena.alloc(bytes).expect("the arena holds the core's buffers")).collect();
         Pool { free }
     }
-
-    pub(crate) fn available(&self) -> usize {
-        self.free.len()
-    }
-
-    pub(crate) fn take(&mut self) -> Option<Buf> {
-        self.free.pop()
-    }
-
-    pub(crate) fn give(&mut self, buf: Buf) {
-        debug_assert!(!self.free.contains(&buf));
-        self.free.push(buf);
-    }
 }
 
 /// All buffers that the core uses itself.
 pub(crate) struct Pools {
-    pub(crate) append: Pool,
-    pub(crate) summary: Pool,
-    pub(crate) drain: Pool,
-    pub(crate) edge: Pool,
-    pub(crate) checkpoint: Pool,
-    pub(crate) reclaim_summary: Buf,
-    pub(crate) reclaim_data: Buf,
-    pub(crate) repair: Buf,
+    /// By [`For`].
+    pools: [Pool; 5],
+    reclaim_summary: Buf,
+    reclaim_data: Buf,
+    repair: Buf,
 }
 
 impl Pools {
@@ -74,15 +73,50 @@ impl Pools {
         let mut one = |bytes| arena.alloc(bytes).expect("the arena holds the core's buffers");
         let (reclaim_summary, reclaim_data) = (one(SUMMARY_BYTES), one(MOVE_BLOCKS * BLOCK_BYTES));
         let repair = one(BLOCK_BYTES);
+        let pools = [
+            (appends, append_bytes.max(256 << 10)),
+            (SUMMARY_BUFFERS, SUMMARY_BYTES),
+            (drain_buffers, PIECE_BLOCKS * BLOCK_BYTES),
+            (EDGE_BUFFERS, BLOCK_BYTES),
+            (CHECKPOINT_BUFFERS, 256 << 10),
+        ];
         Pools {
-            append: Pool::new(arena, appends, append_bytes.max(256 << 10)),
-            summary: Pool::new(arena, SUMMARY_BUFFERS, SUMMARY_BYTES),
-            drain: Pool::new(arena, drain_buffers, PIECE_BLOCKS * BLOCK_BYTES),
-            edge: Pool::new(arena, EDGE_BUFFERS, BLOCK_BYTES),
-            checkpoint: Pool::new(arena, CHECKPOINT_BUFFERS, 256 << 10),
+            pools: pools.map(|(count, bytes)| Pool::new(arena, count, bytes)),
             reclaim_summary,
             reclaim_data,
             repair,
         }
+    }
+
+    /// How many buffers for something are left.
+    pub(crate) fn left(&self, of: For) -> usize {
+        self.pools[of as usize].free.len()
+    }
+
+    /// Takes a buffer for something, if one is left.
+    pub(crate) fn take(&mut self, of: For) -> Option<Buf> {
+        self.pools[of as usize].free.pop()
+    }
+
+    /// Gives back a buffer for something.
+    pub(crate) fn give(&mut self, of: For, buf: Buf) {
+        let free = &mut self.pools[of as usize].free;
+        debug_assert!(!free.contains(&buf));
+        free.push(buf);
+    }
+
+    /// The buffer for the summary of the segment that is reclaimed.
+    pub(crate) fn reclaim_summary(&self) -> Buf {
+        self.reclaim_summary
+    }
+
+    /// The buffer for blocks that reclaim moves.
+    pub(crate) fn reclaim_data(&self) -> Buf {
+        self.reclaim_data
+    }
+
+    /// The buffer for the good copy of a block that is repaired.
+    pub(crate) fn repair(&self) -> Buf {
+        self.repair
     }
 }

@@ -67,7 +67,7 @@ impl Progress {
 
     /// The backend has everything up to `sequence`, of a log that has taken effect up to `published`. While something is `lost`, that is
     /// not the whole of it.
-    pub(crate) fn note_drained(&mut self, sequence: u64, published: u64, lost: bool) {
+    pub(crate) fn advance_drained(&mut self, sequence: u64, published: u64, lost: bool) {
         assert!(sequence <= published, "record {sequence} is drained before it takes effect");
         self.drained = self.drained.max(sequence);
         if !lost {
@@ -76,12 +76,12 @@ impl Progress {
     }
 
     /// Something of a record may be on its way to the backend.
-    pub(crate) fn note_sent(&mut self, sequence: u64) {
+    pub(crate) fn advance_sent(&mut self, sequence: u64) {
         self.sent = self.sent.max(sequence);
     }
 
     /// Everything up to `sequence` is in the image or its redo.
-    pub(crate) fn note_committed(&mut self, sequence: u64) {
+    pub(crate) fn advance_committed(&mut self, sequence: u64) {
         self.committed = Some(sequence);
     }
 

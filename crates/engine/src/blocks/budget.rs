@@ -183,7 +183,7 @@ impl Budget {
 
     /// Ranges of zeroes that may still be logged, beside what owners of replicas were told.
     pub(crate) fn ranges_left(&self, space: &Space) -> u64 {
-        let max = space.geo.extents_max() / 2;
+        let max = space.geo().extents_max() / 2;
         (max.saturating_sub(self.extents) as u64).saturating_sub(self.reserved.ranges)
     }
 }

@@ -7,9 +7,26 @@ use zerocopy::little_endian::{U16, U32, U64};
 
 /// What a checkpoint holds beside segments and volumes.
 pub(crate) struct Extents {
-    pub(crate) items: Vec<ExtentItem>,
+    items: Vec<ExtentItem>,
     /// By volume: blocks that are cached inside of its zeroes.
-    pub(crate) covered: Vec<u64>,
+    covered: Vec<u64>,
+}
+
+impl Extents {
+    /// By volume, and by place in it.
+    pub(crate) fn items(&self) -> &[ExtentItem] {
+        &self.items
+    }
+
+    /// Blocks of a volume that are cached inside of its zeroes; there are none of a volume that there is not.
+    pub(crate) fn covered_blocks(&self, volume: usize) -> u64 {
+        self.covered.get(volume).copied().unwrap_or(0)
+    }
+
+    /// Those of them that are lost.
+    pub(crate) fn lost(&self) -> usize {
+        self.items.iter().filter(|item| item.kind == ExtentKind::Lost as u8).count()
+    }
 }
 
 /// Zero ranges that are not drained, and lost blocks. Cached blocks inside of a zero range do not split

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 /// What a segment is being used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SegmentState {
+enum SegmentState {
     /// Holds nothing; may be opened.
     Free,
     /// Records are appended.
@@ -26,62 +26,94 @@ pub(crate) enum SegmentState {
 /// One segment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Segment {
-    pub(crate) sequence: u64,
-    pub(crate) stream: Stream,
-    pub(crate) state: SegmentState,
-    pub(crate) summary_blocks: u16,
-    pub(crate) live: u32,
-    pub(crate) dirty: u32,
+    /// Which life of the segment this is: another one means that other blocks stand there.
+    life: u64,
+    stream: Stream,
+    state: SegmentState,
+    summary_blocks: u16,
+    live: u32,
+    dirty: u32,
     /// Device reads in flight: a segment with pins is not opened again.
-    pub(crate) pins: u32,
+    pins: u32,
 }
 
 impl Segment {
+    const EMPTY: Segment = Segment {
+        life: 0,
+        stream: Stream::Log,
+        state: SegmentState::Free,
+        summary_blocks: 0,
+        live: 0,
+        dirty: 0,
+        pins: 0,
+    };
+
     /// Nothing in it is needed any more.
     pub(crate) fn is_dead(&self) -> bool {
         self.live == 0 && self.dirty == 0
+    }
+
+    /// A checkpoint names it.
+    pub(crate) fn is_used(&self) -> bool {
+        !matches!(self.state, SegmentState::Free | SegmentState::Released)
+    }
+
+    /// Its number in the order in which segments were opened: another one means that other blocks stand there.
+    pub(crate) fn life(&self) -> u64 {
+        self.life
+    }
+
+    /// Whose records stand in it.
+    pub(crate) fn stream(&self) -> Stream {
+        self.stream
+    }
+
+    /// Blocks of its summary, 0 if it has none.
+    pub(crate) fn summary_blocks(&self) -> u16 {
+        self.summary_blocks
+    }
+
+    /// Current blocks in it.
+    pub(crate) fn live(&self) -> u32 {
+        self.live
+    }
+
+    /// Blocks in it that the backend does not have.
+    pub(crate) fn dirty(&self) -> u32 {
+        self.dirty
     }
 }
 
 /// All segments, with the marks of their blocks.
 pub(crate) struct Space {
-    pub(crate) geo: Geometry,
-    pub(crate) segments: Vec<Segment>,
-    pub(crate) marks: Marks,
+    geo: Geometry,
+    segments: Vec<Segment>,
+    pub(super) marks: Marks,
     free: VecDeque<u32>,
     /// Sealed segments by stream, oldest first.
     sealed: [VecDeque<u32>; 3],
     released: u32,
     /// Per checkpoint slot: pages of the segment table that changed since they were written there.
     changed: [Vec<u64>; crate::format::SLOTS],
-    pub(crate) next_sequence: u64,
+    next_life: u64,
     /// How often the cache was opened.
-    pub(crate) epoch: u64,
+    epoch: u64,
     live_blocks: u64,
     dirty_blocks: u64,
 }
 
 impl Space {
     pub(crate) fn new(geo: Geometry, epoch: u64) -> Space {
-        let empty = Segment {
-            sequence: 0,
-            stream: Stream::Log,
-            state: SegmentState::Free,
-            summary_blocks: 0,
-            live: 0,
-            dirty: 0,
-            pins: 0,
-        };
         let pages = geo.segment_pages() as usize;
         let mut space = Space {
             geo,
-            segments: vec![empty; geo.segments as usize],
+            segments: vec![Segment::EMPTY; geo.segments as usize],
             marks: Marks::new(geo.device_blocks as usize),
             free: VecDeque::with_capacity(geo.segments as usize),
             sealed: [VecDeque::new(), VecDeque::new(), VecDeque::new()],
             released: 0,
             changed: [vec![0; pages.div_ceil(64)], vec![0; pages.div_ceil(64)]],
-            next_sequence: 1,
+            next_life: 1,
             epoch,
             live_blocks: 0,
             dirty_blocks: 0,
@@ -95,7 +127,7 @@ impl Space {
         self.free.clear();
         self.sealed.iter_mut().for_each(VecDeque::clear);
         let mut order: Vec<u32> = (0..self.geo.segments).collect();
-        order.sort_by_key(|&s| (self.segments[s as usize].sequence, s));
+        order.sort_by_key(|&s| (self.segments[s as usize].life, s));
         for segment in order {
             let s = self.segments[segment as usize];
             match s.state {
@@ -105,6 +137,63 @@ impl Space {
                 state => unreachable!("segment {segment} is {state:?} after recovery"),
             }
         }
+    }
+
+    /// Layout of the device.
+    pub(crate) fn geo(&self) -> &Geometry {
+        &self.geo
+    }
+
+    /// How often the cache was opened.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// One segment, by its number.
+    pub(crate) fn segment(&self, number: u32) -> &Segment {
+        &self.segments[number as usize]
+    }
+
+    /// All segments, in the order of their numbers.
+    pub(crate) fn segments(&self) -> impl Iterator<Item = &Segment> {
+        self.segments.iter()
+    }
+
+    /// Segments that are free once a checkpoint is durable that does not name them.
+    pub(crate) fn released(&self) -> Vec<u32> {
+        let is_released = |&s: &u32| self.segments[s as usize].state == SegmentState::Released;
+        (0..self.geo.segments).filter(is_released).collect()
+    }
+
+    /// What is known of each block of the device.
+    pub(crate) fn marks(&self) -> &Marks {
+        &self.marks
+    }
+
+    /// A cached block is used.
+    pub(crate) fn touch(&mut self, position: Position) {
+        self.marks.touch(position);
+    }
+
+    /// The life that the segment has which is opened next.
+    pub(crate) fn next_life(&self) -> u64 {
+        self.next_life
+    }
+
+    /// Segments that are opened from now on have this life, or a later one.
+    pub(crate) fn begin_lives_at(&mut self, life: u64) {
+        self.next_life = self.next_life.max(life);
+    }
+
+    /// Recovery has found a full segment.
+    pub(crate) fn restore_segment(&mut self, number: u32, life: u64, stream: Stream, summary_blocks: u16) {
+        let state = SegmentState::Sealed;
+        self.segments[number as usize] = Segment { life, stream, state, summary_blocks, ..Segment::EMPTY };
+    }
+
+    /// Recovery goes on in a segment that it has found.
+    pub(crate) fn reopen_segment(&mut self, number: u32) {
+        self.segments[number as usize].state = SegmentState::Open;
     }
 
     pub(crate) fn free_count(&self) -> u32 {
@@ -136,34 +225,55 @@ impl Space {
         let segment = self.free.remove(at).expect("found just now");
         let s = &mut self.segments[segment as usize];
         assert!(s.live == 0 && s.dirty == 0, "a free segment holds nothing");
-        s.sequence = self.next_sequence;
+        s.life = self.next_life;
         s.stream = stream;
         s.state = SegmentState::Open;
         s.summary_blocks = 0;
-        self.next_sequence += 1;
+        self.next_life += 1;
         self.note_change(segment);
         Some(segment)
     }
 
-    pub(crate) fn set_state(&mut self, segment: u32, state: SegmentState) {
-        let s = &mut self.segments[segment as usize];
-        let old = std::mem::replace(&mut s.state, state);
-        let stream = s.stream as usize;
-        match (old, state) {
-            (SegmentState::Open, SegmentState::Sealing) => {}
-            (SegmentState::Sealing | SegmentState::Reclaiming, SegmentState::Sealed) => {
-                self.sealed[stream].push_back(segment);
-            }
-            (SegmentState::Sealed, SegmentState::Reclaiming) => {
-                let at = self.sealed[stream].iter().position(|&x| x == segment);
-                self.sealed[stream].remove(at.expect("a sealed segment is in its queue"));
-            }
-            (SegmentState::Reclaiming, SegmentState::Released) => {
-                assert!(s.live == 0 && s.dirty == 0, "a released segment holds nothing");
-                self.released += 1;
-            }
-            (old, new) => unreachable!("segment {segment} from {old:?} to {new:?}"),
-        }
+    /// A segment is full: its summary is being written.
+    pub(crate) fn begin_seal(&mut self, segment: u32) {
+        self.go_on(segment, SegmentState::Open, SegmentState::Sealing);
+    }
+
+    /// The summary of a full segment is written.
+    pub(crate) fn end_seal(&mut self, segment: u32) {
+        self.go_on(segment, SegmentState::Sealing, SegmentState::Sealed);
+        self.queue_of(segment).push_back(segment);
+    }
+
+    /// The live blocks of a full segment are being moved or dropped.
+    pub(crate) fn begin_reclaim(&mut self, segment: u32) {
+        self.go_on(segment, SegmentState::Sealed, SegmentState::Reclaiming);
+        let queue = self.queue_of(segment);
+        let at = queue.iter().position(|&other| other == segment);
+        queue.remove(at.expect("a sealed segment is in its queue"));
+    }
+
+    /// A segment that was to be emptied holds something still, and is full as before.
+    pub(crate) fn give_up_reclaim(&mut self, segment: u32) {
+        self.go_on(segment, SegmentState::Reclaiming, SegmentState::Sealed);
+        self.queue_of(segment).push_back(segment);
+    }
+
+    /// A segment is empty: it is free when a checkpoint is durable that does not name it.
+    pub(crate) fn release(&mut self, segment: u32) {
+        self.go_on(segment, SegmentState::Reclaiming, SegmentState::Released);
+        assert!(self.segment(segment).is_dead(), "a released segment holds nothing");
+        self.released += 1;
+    }
+
+    fn queue_of(&mut self, segment: u32) -> &mut VecDeque<u32> {
+        &mut self.sealed[self.segments[segment as usize].stream as usize]
+    }
+
+    fn go_on(&mut self, segment: u32, from: SegmentState, to: SegmentState) {
+        let state = &mut self.segments[segment as usize].state;
+        assert_eq!(*state, from, "segment {segment} is to be {to:?}");
+        *state = to;
         self.note_change(segment);
     }
 
@@ -230,7 +340,7 @@ impl Space {
 
     /// The life of the segment that `position` is in: another one means that another block stands there.
     pub(crate) fn life_of(&self, position: Position) -> u64 {
-        self.segments[self.geo.segment_of(position) as usize].sequence
+        self.segments[self.geo.segment_of(position) as usize].life
     }
 
     /// Where a position stands in the order of its stream: life of the segment, and block in it.

@@ -2,13 +2,13 @@
 
 use crate::api::{BLOCK_BYTES, Nanos, VolumeId};
 use crate::base::mem::Buf;
-use crate::base::pools::BUFFERS_FOR_MOVES;
+use crate::base::pools::{BUFFERS_FOR_MOVES, For};
 use crate::blocks::index::Lookup;
 use crate::cache::Cache;
 use crate::format::{RecordKind, Stream};
 use crate::ground::Ground;
 use crate::log::Want;
-use crate::log::build::{Builder, Built, BuiltEntry, RecordFields, copy_block};
+use crate::log::build::{Builder, Built, BuiltEntry, RecordFields};
 
 /// How long admitted blocks wait for company before they are written.
 const DELAY_NS: Nanos = 20_000_000;
@@ -51,26 +51,26 @@ impl Cache {
         (id, first, number): (VolumeId, u64, u32),
         buf: Buf,
     ) {
-        if ground.volume(id).backend.is_dirty() {
+        if ground.volume(id).backend().is_dirty() {
             // The image may hold what a power loss takes back; a clean copy must not outlive that.
             let volume = ground.volume_mut(id);
-            volume.backend.want_flush();
-            volume.count.bypass_mode_blocks += u64::from(buf.len) / BLOCK_BYTES as u64;
+            volume.backend_mut().want_flush();
+            volume.count_mut().bypass_mode_blocks += u64::from(buf.len) / BLOCK_BYTES as u64;
             return ground.settle_read(id, first, buf.len, number);
         }
         for i in 0..buf.len as usize / BLOCK_BYTES {
             let block = first + i as u64;
-            if !ground.arriving.brings(id, block, number) {
+            if !ground.arriving().brings(id, block, number) {
                 continue;
             }
-            let absent = ground.volume(id).ledger.index().lookup(block) == Lookup::Absent;
+            let absent = ground.volume(id).ledger().index().lookup(block) == Lookup::Absent;
             let stream = if self.ghost.take(id, block) { Stream::Main } else { Stream::Fill };
             let from = buf.slice(i * BLOCK_BYTES, BLOCK_BYTES);
             match if absent { self.stage(ground, now, (id, block, from), stream) } else { None } {
-                Some(copy) => ground.arriving.stage(id, block, copy),
+                Some(copy) => ground.arriving_mut().stage(id, block, copy),
                 None => {
-                    ground.arriving.settle(id, block);
-                    ground.volume_mut(id).count.bypass_no_room_blocks += u64::from(absent);
+                    ground.arriving_mut().settle(id, block);
+                    ground.volume_mut(id).count_mut().bypass_no_room_blocks += u64::from(absent);
                 }
             }
         }
@@ -98,20 +98,11 @@ impl Cache {
         }
         if self.fills.open[s].is_none() {
             // The last append buffers belong to the log.
-            if ground.base.pools.append.available()
-                <= ground.base.config.appends_in_flight + BUFFERS_FOR_MOVES
-            {
+            if ground.pools().left(For::Append) <= ground.config().appends_in_flight + BUFFERS_FOR_MOVES {
                 return None;
             }
-            let buf = ground.base.pools.append.take()?;
-            match ground.begin_append(Want { stream, least: (1, 1), moves: false }, buf) {
-                Ok(builder) => self.fills.open[s] = Some(builder),
-                Err(buf) => {
-                    ground.base.pools.append.give(buf);
-                    return None;
-                }
-            }
-            ground.arriving.note_open();
+            self.fills.open[s] = Some(ground.begin_append(Want::fills(stream))?);
+            ground.arriving_mut().note_open();
             self.fills.since = now;
         }
         let builder = self.fills.open[s].as_mut().expect("open by now");
@@ -119,10 +110,8 @@ impl Cache {
             builder.begin_record(id, RecordKind::Fill);
             self.fills.record[s] = Some(id);
         }
-        let number = ground.arriving.take_number();
-        let to = builder.push_data(&ground.space, block, 0, number);
-        let crc = copy_block(&mut ground.base.arena, from, to);
-        builder.set_last_crc(crc);
+        let number = ground.arriving_mut().take_number();
+        ground.push_block(builder, block, number, from);
         Some(number)
     }
 
@@ -130,13 +119,13 @@ impl Cache {
         let Some(id) = self.fills.record[s].take() else { return };
         let builder = self.fills.open[s].as_mut().expect("a record is open in it");
         // What was overtaken since it was staged must not come back at replay.
-        builder.void_entries(|block, number| !ground.arriving.brings(id, block, number));
-        let volume = ground.volumes[id.0 as usize].as_ref();
+        builder.void_entries(|block, number| !ground.arriving().brings(id, block, number));
+        let volume = ground.get(id);
         // Everything up to here had its say in whether the blocks were still wanted.
         let fields = volume.map_or_else(RecordFields::default, |volume| {
-            RecordFields::beside(volume.spec.generation, &volume.log)
+            RecordFields::beside(volume.spec().generation, volume.log())
         });
-        builder.end_record(&mut ground.base, &ground.space, fields);
+        ground.end_record_beside(builder, fields);
     }
 
     /// Writes the open append of a stream, if there is one.
@@ -144,9 +133,9 @@ impl Cache {
         let s = stream as usize;
         self.end_fill_record(ground, s);
         let builder = self.fills.open[s].take();
-        ground.arriving.note_issued(self.fills.has_open());
+        ground.arriving_mut().note_issued(self.fills.has_open());
         if let Some(builder) = builder {
-            ground.log.issue(&mut ground.base, builder, false);
+            ground.issue(builder, false);
         }
     }
 
@@ -155,7 +144,7 @@ impl Cache {
         for stream in Stream::ALL {
             let Some(builder) = &self.fills.open[stream as usize] else { continue };
             let late = now >= self.fills.since + DELAY_NS;
-            if all || late || builder.entries() >= BLOCKS_FULL || ground.arriving.is_wanted() {
+            if all || late || builder.entries() >= BLOCKS_FULL || ground.arriving().is_wanted() {
                 self.issue_fill(ground, stream);
             }
         }
@@ -166,19 +155,19 @@ impl Cache {
         let id = record.volume();
         for built in entries {
             let block = built.entry().block();
-            if !ground.arriving.brings(id, block, built.old()) {
+            if !ground.arriving().brings(id, block, built.old()) {
                 continue;
             }
-            ground.arriving.settle(id, block);
+            ground.arriving_mut().settle(id, block);
             let (volume, space) = ground.volume_and_space(id);
-            volume.ledger.fill(space, block, built.position(), built.entry().value());
-            volume.count.admitted_blocks += 1;
+            volume.ledger_mut().fill(space, block, built.position(), built.entry().value());
+            volume.count_mut().admitted_blocks += 1;
         }
     }
 
     /// The device has failed: nothing that is staged will be in the read cache.
     pub(crate) fn abandon_fills(&mut self, ground: &mut Ground) {
         self.fills = Fills::default();
-        ground.arriving.abandon();
+        ground.arriving_mut().abandon();
     }
 }

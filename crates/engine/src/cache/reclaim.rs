@@ -19,11 +19,12 @@ use crate::base::util::runs;
 use crate::blocks::bad::BadCopy;
 use crate::blocks::index::{Lookup, ObjectFlags, Position};
 use crate::blocks::ledger::{Moved, object_of};
-use crate::blocks::space::{RESERVE_READ_CACHE, RESERVE_WRITES, SegmentState};
+use crate::blocks::space::{RESERVE_READ_CACHE, RESERVE_WRITES};
 use crate::cache::Cache;
 use crate::format::summary::decode_summary;
 use crate::format::{RecordKind, Stream, byte, crc32c};
 use crate::ground::Ground;
+use crate::log::Want;
 use crate::log::build::Builder;
 use crate::log::build::Built;
 use crate::log::build::BuiltEntry;
@@ -105,18 +106,18 @@ impl Cache {
     /// The device has failed: what is being reclaimed will not be.
     pub(crate) fn abandon_reclaim(&mut self, ground: &mut Ground) {
         self.reclaim.job = None;
-        ground.log.set_reclaims(false);
+        ground.log_mut().set_reclaims(false);
     }
 
     /// Reclaims segments as long as too few are free.
     pub(crate) fn reclaim(&mut self, ground: &mut Ground) {
-        if ground.base.dead {
+        if ground.is_dead() {
             return;
         }
         loop {
             let Some(job) = &self.reclaim.job else {
-                let free = ground.space.free_count() + ground.space.released_count();
-                if free >= free_target(ground) || self.reclaim.hold || ground.base.stopping.is_some() {
+                let free = ground.space().free_count() + ground.space().released_count();
+                if free >= free_target(ground) || self.reclaim.hold || ground.is_stopping() {
                     return;
                 }
                 let Some((segment, packs)) = self.choose(ground) else { return };
@@ -149,24 +150,24 @@ impl Cache {
     }
 
     fn dead_segment(&self, ground: &Ground) -> Option<u32> {
-        let log = ground.space.sealed(Stream::Log);
-        log.iter().take(SCAN_MAX).copied().find(|&s| ground.space.segments[s as usize].is_dead())
+        let log = ground.space().sealed(Stream::Log);
+        log.iter().take(SCAN_MAX).copied().find(|&s| ground.space().segment(s).is_dead())
     }
 
     /// The segment of the main stream with fewest live blocks, if these are no more than half of it and can move. A part of the stream is
     /// looked at, and if there is none in it the next part the next time.
     fn sparse(&mut self, ground: &mut Ground) -> Option<u32> {
-        let main = ground.space.sealed(Stream::Main);
-        if main.is_empty() || ground.space.free_count() <= RESERVE_READ_CACHE {
+        let main = ground.space().sealed(Stream::Main);
+        if main.is_empty() || ground.space().free_count() <= RESERVE_READ_CACHE {
             return None;
         }
         let from = self.reclaim.look_from % main.len();
         let part = (from..from + SCAN_MAX.min(main.len())).map(|at| main[at % main.len()]);
-        let segment = |s: u32| &ground.space.segments[s as usize];
-        let clean = part.filter(|&s| segment(s).dirty == 0);
+        let segment = |s: u32| ground.space().segment(s);
+        let clean = part.filter(|&s| segment(s).dirty() == 0);
         let sparse = clean
-            .min_by_key(|&s| segment(s).live)
-            .filter(|&s| segment(s).live <= ground.base.geo.segment_blocks / 2);
+            .min_by_key(|&s| segment(s).live())
+            .filter(|&s| segment(s).live() <= ground.geo().segment_blocks / 2);
         if sparse.is_none() {
             self.reclaim.look_from = from + SCAN_MAX;
         }
@@ -174,40 +175,39 @@ impl Cache {
     }
 
     fn victim(&self, ground: &Ground) -> Option<u32> {
-        let segments = &ground.space.segments;
-        let queue = |stream| ground.space.sealed(stream);
+        let segment = |s: u32| ground.space().segment(s);
+        let queue = |stream| ground.space().sealed(stream);
         let (fill, main, log) = (queue(Stream::Fill), queue(Stream::Main), queue(Stream::Log));
-        let clean = |s: &&u32| segments[**s as usize].dirty == 0;
+        let clean = |s: &&u32| segment(**s).dirty() == 0;
         let log_clean = log.iter().take(SCAN_MAX).find(clean).copied();
         let all = fill.len() + main.len() + log.len();
-        if fill.len() > ground.base.geo.segments as usize / 10 {
+        if fill.len() > ground.geo().segments as usize / 10 {
             return fill.front().copied();
         }
         if main.len() * 10 > all * 8 {
             return main.iter().find(clean).copied();
         }
         let clean = log_clean.or_else(|| fill.front().copied()).or_else(|| main.iter().find(clean).copied());
-        if clean.is_some() || ground.space.free_count() > RESERVE_WRITES + 1 {
+        if clean.is_some() || ground.space().free_count() > RESERVE_WRITES + 1 {
             return clean;
         }
         // Everything left is dirty, and the drain may be stopped: pack the dirty blocks together.
         // What is being repaired would be found bad again.
         let blocks = |s: u32| {
-            ground.base.geo.segment_block(s)
-                ..ground.base.geo.segment_block(s) + ground.base.geo.segment_blocks
+            ground.geo().segment_block(s)..ground.geo().segment_block(s) + ground.geo().segment_blocks
         };
-        let whole = log.iter().copied().filter(|&s| !ground.bad.are_in(blocks(s)));
-        let least = whole.min_by_key(|&s| segments[s as usize].dirty)?;
-        (segments[least as usize].dirty < ground.base.geo.segment_blocks * 15 / 16).then_some(least)
+        let whole = log.iter().copied().filter(|&s| !ground.bad().are_in(blocks(s)));
+        let least = whole.min_by_key(|&s| segment(s).dirty())?;
+        (segment(least).dirty() < ground.geo().segment_blocks * 15 / 16).then_some(least)
     }
 
     fn start_reclaim(&mut self, ground: &mut Ground, segment: u32, packs: bool) {
-        ground.space.set_state(segment, SegmentState::Reclaiming);
-        ground.log.set_reclaims(true);
+        ground.space_mut().begin_reclaim(segment);
+        ground.log_mut().set_reclaims(true);
         let (mut candidates, mut batch) = std::mem::take(&mut self.reclaim.spare);
         candidates.clear();
         batch.clear();
-        let s = ground.space.segments[segment as usize];
+        let s = *ground.space().segment(segment);
         self.reclaim.job = Some(Job {
             segment,
             phase: if s.is_dead() { Phase::Publishing } else { Phase::Summary },
@@ -218,32 +218,31 @@ impl Cache {
             reads: 0,
             good: 0,
             appends: 0,
-            survivors_left: ground.base.geo.segment_blocks / 2,
+            survivors_left: ground.geo().segment_blocks / 2,
             packs,
         });
         if !s.is_dead() {
-            let blocks = u32::from(s.summary_blocks);
-            let first = ground.base.geo.segment_block(segment) + ground.base.geo.segment_blocks - blocks;
-            let buf = ground.base.pools.reclaim_summary.slice(0, blocks as usize * BLOCK_BYTES);
-            ground.base.out.read(Io::ReclaimSummary, byte(first), buf);
+            let blocks = u32::from(s.summary_blocks());
+            let first = ground.geo().segment_block(segment) + ground.geo().segment_blocks - blocks;
+            let buf = ground.pools().reclaim_summary().slice(0, blocks as usize * BLOCK_BYTES);
+            ground.read(Io::ReclaimSummary, byte(first), buf);
         }
     }
 
     pub(crate) fn reclaim_summary_done(&mut self, ground: &mut Ground, result: Result<(), IoError>) {
         let Some(mut job) = self.reclaim.job.take() else {
-            return assert!(ground.base.dead, "a job reads its summary");
+            return assert!(ground.is_dead(), "a job reads its summary");
         };
-        let s = ground.space.segments[job.segment as usize];
-        let buf = ground.base.pools.reclaim_summary.slice(0, usize::from(s.summary_blocks) * BLOCK_BYTES);
-        let summary = result.ok().and_then(|()| {
-            decode_summary(&ground.base.geo, job.segment, s.sequence, ground.base.arena.bytes(buf))
-        });
+        let s = ground.space().segment(job.segment);
+        let buf = ground.pools().reclaim_summary().slice(0, usize::from(s.summary_blocks()) * BLOCK_BYTES);
+        let summary =
+            result.ok().and_then(|()| decode_summary(ground.geo(), job.segment, s.life(), ground.bytes(buf)));
         match summary {
             Some((records, entries)) => {
                 let mut entries = entries.into_iter();
                 for record in records {
                     let base =
-                        ground.base.geo.segment_block(job.segment) + u32::from(record.first_block.get()) + 1;
+                        ground.geo().segment_block(job.segment) + u32::from(record.first_block.get()) + 1;
                     let data =
                         entries.by_ref().take(usize::from(record.entries.get())).filter(|e| e.has_data());
                     for (i, entry) in data.enumerate() {
@@ -258,29 +257,29 @@ impl Cache {
             None => self.candidates_from_index(ground, &mut job),
         }
         // Batches of one stream each, records of one volume each: two in turn would spend a header on every block.
-        job.candidates.sort_by_key(|c| (!ground.space.marks.is_dirty(c.position), c.volume.0));
+        job.candidates.sort_by_key(|c| (!ground.marks().is_dirty(c.position), c.volume.0));
         let records =
             job.candidates.chunk_by(|a, b| a.volume == b.volume).count() + job.candidates.len() / MOVE_BLOCKS;
         // With a header for each few blocks there is nothing to be gained.
-        job.packs &= job.candidates.len() + records <= ground.base.geo.segment_blocks as usize * 3 / 4;
+        job.packs &= job.candidates.len() + records <= ground.geo().segment_blocks as usize * 3 / 4;
         job.phase = Phase::Sorting;
         self.reclaim.job = Some(job);
     }
 
     /// The summary is unreadable: the index knows as well, it only takes longer to ask.
     fn candidates_from_index(&self, ground: &Ground, job: &mut Job) {
-        let first = ground.base.geo.segment_block(job.segment);
-        let range = first..first + ground.base.geo.segment_blocks;
-        for (v, volume) in ground.volumes.iter().enumerate() {
-            let Some(volume) = volume else { continue };
-            let closed = volume.ledger.closed_index();
-            let all = std::iter::once(volume.ledger.index()).chain(closed);
+        let first = ground.geo().segment_block(job.segment);
+        let range = first..first + ground.geo().segment_blocks;
+        for id in ground.ids() {
+            let volume = ground.volume(id);
+            let closed = volume.ledger().closed_index();
+            let all = std::iter::once(volume.ledger().index()).chain(closed);
             for (index, object) in all.flat_map(|index| index.objects(0).map(move |object| (index, object))) {
                 for (block, n, found) in index.runs(object) {
                     let Lookup::At(position) = found else { continue };
                     let inside = (0..n).filter(|i| range.contains(&(position + i)));
                     job.candidates.extend(inside.map(|i| Candidate {
-                        volume: VolumeId(v as u16),
+                        volume: id,
                         block: block + u64::from(i),
                         position: position + i,
                     }));
@@ -299,7 +298,7 @@ impl Cache {
     /// log, hot ones for the main stream; the others are dropped.
     fn reclaim_sort(&mut self, ground: &mut Ground) {
         let mut job = self.reclaim.job.take().expect("a job is being sorted");
-        let probation = ground.space.segments[job.segment as usize].stream != Stream::Main;
+        let probation = ground.space().segment(job.segment).stream() != Stream::Main;
         while let Some(&c) = job.candidates.get(job.cursor) {
             if is_needed(ground, c) {
                 match self.survives(ground, c, &job) {
@@ -342,26 +341,26 @@ impl Cache {
 
     /// The stream that a block is moved to, or `None` if it is to be dropped.
     fn survives(&self, ground: &Ground, c: Candidate, job: &Job) -> Option<Stream> {
-        if ground.space.marks.is_dirty(c.position) {
+        if ground.marks().is_dirty(c.position) {
             return Some(Stream::Log);
         }
         // What waits for a checkpoint is room soon.
-        let room = ground.space.free_count() + ground.space.released_count() > RESERVE_READ_CACHE;
+        let room = ground.space().free_count() + ground.space().released_count() > RESERVE_READ_CACHE;
         if must_stay(ground, c) {
             return Some(if room { Stream::Main } else { Stream::Log });
         }
-        let hot = job.packs || ground.space.marks.refs(c.position) > 0;
+        let hot = job.packs || ground.marks().refs(c.position) > 0;
         (room && hot && job.survivors_left > 0).then_some(Stream::Main)
     }
 
     /// Drops a clean block.
     fn evict(&mut self, ground: &mut Ground, c: Candidate) {
         if joins_zeroes(ground, c) {
-            ground.budget.add_extents(1);
-            ground.budget.note_extents_changed();
+            ground.budget_mut().add_extents(1);
+            ground.budget_mut().note_extents_changed();
         }
         ground.forget_blocks(c.volume, c.block, 1);
-        ground.volume_mut(c.volume).count.evicted_blocks += 1;
+        ground.volume_mut(c.volume).count_mut().evicted_blocks += 1;
     }
 
     fn read_batch(&mut self, ground: &mut Ground) {
@@ -375,8 +374,8 @@ impl Cache {
         self.reclaim.job.as_mut().expect("a job has a batch").reads = reads as u32;
         for &(start, end, position) in &spans[..reads] {
             let len = usize::from(end - start) * BLOCK_BYTES;
-            let buf = ground.base.pools.reclaim_data.slice(usize::from(start) * BLOCK_BYTES, len);
-            ground.base.out.read(Io::ReclaimRead { start, end }, byte(position), buf);
+            let buf = ground.pools().reclaim_data().slice(usize::from(start) * BLOCK_BYTES, len);
+            ground.read(Io::ReclaimRead { start, end }, byte(position), buf);
         }
     }
 
@@ -388,18 +387,18 @@ impl Cache {
         result: Result<(), IoError>,
     ) {
         let Some(mut job) = self.reclaim.job.take() else {
-            return assert!(ground.base.dead, "a job reads");
+            return assert!(ground.is_dead(), "a job reads");
         };
         for i in usize::from(start)..usize::from(end) {
-            let buf = ground.base.pools.reclaim_data.slice(i * BLOCK_BYTES, BLOCK_BYTES);
-            let crc = crc32c(ground.base.arena.bytes(buf));
+            let buf = ground.pools().reclaim_data().slice(i * BLOCK_BYTES, BLOCK_BYTES);
+            let crc = crc32c(ground.bytes(buf));
             let c = job.batch[i];
-            if result.is_ok() && crc == ground.space.marks.crc(c.position) {
+            if result.is_ok() && crc == ground.marks().crc(c.position) {
                 job.good |= 1 << i;
             } else if is_needed(ground, c) {
                 ground.note_corrupt(c.volume, c.position);
-                if ground.space.marks.is_dirty(c.position) {
-                    ground.bad.report(BadCopy::of_anybody(c.volume, c.block, c.position));
+                if ground.marks().is_dirty(c.position) {
+                    ground.bad_mut().report(BadCopy::of_anybody(c.volume, c.block, c.position));
                 } else {
                     ground.forget_blocks(c.volume, c.block, 1);
                 }
@@ -416,7 +415,7 @@ impl Cache {
     fn reclaim_append(&mut self, ground: &mut Ground) -> bool {
         let mut job = self.reclaim.job.take().expect("a job moves");
         let mut moved = self.append_batch(ground, &mut job);
-        let (free, released) = (ground.space.free_count(), ground.space.released_count());
+        let (free, released) = (ground.space().free_count(), ground.space().released_count());
         let gives_up = !moved && (free < RESERVE_WRITES || released == 0 && free <= RESERVE_WRITES);
         if gives_up && job.packs {
             job.cursor = job.candidates.len();
@@ -453,12 +452,12 @@ impl Cache {
             self.issue_fill(ground, job.stream);
         }
         while job.good != 0 {
-            let Some(mut builder) = ground.begin_move(job.stream) else { return false };
+            let Some(mut builder) = ground.begin_append(Want::moves(job.stream)) else { return false };
             while job.good != 0 && builder.has_room_for_record() {
                 self.move_record(ground, job, &mut builder);
             }
             job.appends += 1;
-            ground.log.issue(&mut ground.base, builder, false);
+            ground.issue(builder, false);
         }
         true
     }
@@ -473,33 +472,33 @@ impl Cache {
             if c.volume != volume {
                 break;
             }
-            let crc = ground.space.marks.crc(c.position);
-            let to = builder.push_data(&ground.space, c.block, crc, c.position);
-            ground.base.arena.copy(ground.base.pools.reclaim_data.slice(i * BLOCK_BYTES, BLOCK_BYTES), to);
+            let crc = ground.marks().crc(c.position);
+            let from = ground.pools().reclaim_data().slice(i * BLOCK_BYTES, BLOCK_BYTES);
+            ground.push_moved(builder, (c.block, c.position, crc), from);
             job.good &= !(1 << i);
         }
-        builder.end_record(&mut ground.base, &ground.space, RecordFields::default());
+        ground.end_record_beside(builder, RecordFields::default());
     }
 
     /// A record takes effect by which blocks of a volume were moved. Returns the objects of those that are dirty.
     pub(crate) fn moved(&mut self, ground: &mut Ground, record: &Built, entries: &[BuiltEntry]) -> &[u32] {
         self.reclaim.moved.clear();
         let id = record.volume();
-        if ground.volumes[id.0 as usize].is_none() {
+        if ground.get(id).is_none() {
             return &[];
         }
         let packs = self.reclaim.job.as_ref().is_some_and(|job| job.packs);
         for built in entries {
             let block = built.entry().block();
-            let (volume, space) = ground.volume_and_space(id);
+            let (ledger, space) = ground.ledger_and_space(id);
             let places = (built.old(), built.position());
             // A clean block has had its second chance.
-            match volume.ledger.moved(space, block, places, built.entry().value(), packs) {
+            match ledger.moved(space, block, places, built.entry().value(), packs) {
                 Moved::Gone => continue,
                 Moved::Current { dirty: true } => self.reclaim.moved.push(object_of(block)),
                 Moved::Current { dirty: false } | Moved::Frozen => {}
             }
-            ground.base.device.moved_blocks += 1;
+            ground.note_moved();
         }
         &self.reclaim.moved
     }
@@ -511,27 +510,27 @@ impl Cache {
 
     fn finish_reclaim(&mut self, ground: &mut Ground) {
         let mut job = self.reclaim.job.take().expect("a job ends");
-        ground.log.set_reclaims(false);
+        ground.log_mut().set_reclaims(false);
         job.candidates.clear();
         job.batch.clear();
         self.reclaim.spare = (job.candidates, job.batch);
-        let s = &ground.space.segments[job.segment as usize];
+        let s = ground.space().segment(job.segment);
         if !s.is_dead() {
             // Something in it became unreadable in between; it stays until it is looked at again.
-            ground.space.set_state(job.segment, SegmentState::Sealed);
+            ground.space_mut().give_up_reclaim(job.segment);
             return;
         }
-        ground.space.set_state(job.segment, SegmentState::Released);
+        ground.space_mut().release(job.segment);
         if mutated!(SegmentReusedEarly) {
-            ground.space.free_released(job.segment);
+            ground.space_mut().free_released(job.segment);
         }
-        ground.base.device.reclaims += 1;
+        ground.note_reclaimed();
     }
 }
 
 /// Free segments below which reclaim works.
 fn free_target(ground: &Ground) -> u32 {
-    (ground.base.geo.segments / 32).clamp(RESERVE_READ_CACHE + 3, 256)
+    (ground.geo().segments / 32).clamp(RESERVE_READ_CACHE + 3, 256)
 }
 
 /// The copy is current, or a group needs it.
@@ -540,30 +539,31 @@ fn is_needed(ground: &Ground, c: Candidate) -> bool {
 }
 
 fn is_frozen(ground: &Ground, c: Candidate) -> bool {
-    let marks = &ground.space.marks;
-    let volume = ground.volumes.get(c.volume.0 as usize).and_then(Option::as_ref);
+    let marks = ground.marks();
+    let volume = ground.get(c.volume);
     !marks.is_live(c.position)
         && marks.is_dirty(c.position)
-        && volume.is_some_and(|volume| volume.ledger.closed_has(c.block, c.position))
+        && volume.is_some_and(|volume| volume.ledger().closed_has(c.block, c.position))
 }
 
 fn is_current(ground: &Ground, c: Candidate) -> bool {
-    ground.space.marks.is_live(c.position)
-        && ground.volumes.get(c.volume.0 as usize).and_then(Option::as_ref).is_some_and(|volume| {
-            c.block < volume.blocks_held() && volume.ledger.index().lookup(c.block) == Lookup::At(c.position)
+    ground.marks().is_live(c.position)
+        && ground.get(c.volume).is_some_and(|volume| {
+            c.block < volume.blocks_held()
+                && volume.ledger().index().lookup(c.block) == Lookup::At(c.position)
         })
 }
 
 /// The block is dirty, or without it there might be more extents than a checkpoint holds, so that no segment would become free.
 fn must_stay(ground: &Ground, c: Candidate) -> bool {
-    ground.space.marks.is_dirty(c.position)
-        || ground.budget.extents() >= ground.base.geo.extents_max() * 3 / 4 && joins_zeroes(ground, c)
+    ground.marks().is_dirty(c.position)
+        || ground.budget().extents() >= ground.geo().extents_max() * 3 / 4 && joins_zeroes(ground, c)
 }
 
 /// Cached blocks, this one among them, reach from zeroes to zeroes, none of which are in the backend: one extent (see
 /// `collect_extents`) as long as all of them are there.
 fn joins_zeroes(ground: &Ground, c: Candidate) -> bool {
-    let (index, object) = (ground.volume(c.volume).ledger.index(), object_of(c.block));
+    let (index, object) = (ground.volume(c.volume).ledger().index(), object_of(c.block));
     if !index.flags(object).contains(ObjectFlags::ZERO_DIRTY) {
         return false;
     }

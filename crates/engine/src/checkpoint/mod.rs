@@ -14,8 +14,9 @@ use crate::base::device::Device;
 use crate::base::flight::{DeviceFailed, Io};
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
+use crate::base::pools::For;
 use crate::blocks::extents::Extents;
-use crate::blocks::space::{RESERVE_READ_CACHE, SegmentState};
+use crate::blocks::space::RESERVE_READ_CACHE;
 use crate::checkpoint::pages::{Pages, encode_extents, encode_segments, encode_volume};
 use crate::format::{
     CHECKPOINT_MAGIC, CHECKPOINT_VERSION, CheckpointHeader, EXTENTS_PER_PAGE, SLOT_COPIES, SLOTS, Stream,
@@ -54,11 +55,38 @@ pub(crate) struct Checkpoint {
 /// A control operation that waits for a durable checkpoint.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Waiter {
-    pub(crate) control: u64,
+    control: u64,
     /// Its answer if the device fails before.
-    pub(crate) on_failure: Result<(), ControlError>,
+    on_failure: Result<(), ControlError>,
     /// A volume that is gone again if the device fails before.
-    pub(crate) added: Option<VolumeId>,
+    added: Option<VolumeId>,
+}
+
+impl Waiter {
+    /// It is answered with `on_failure` if the device fails before.
+    pub(crate) fn new(control: u64, on_failure: Result<(), ControlError>) -> Waiter {
+        Waiter { control, on_failure, added: None }
+    }
+
+    /// It adds a volume, which is gone again if the device fails before.
+    pub(crate) fn adding(control: u64, id: VolumeId) -> Waiter {
+        Waiter { control, on_failure: Err(ControlError::Device), added: Some(id) }
+    }
+
+    /// The operation's control number.
+    pub(crate) fn control(&self) -> u64 {
+        self.control
+    }
+
+    /// Its answer when the device has failed.
+    pub(crate) fn on_failure(&self) -> Result<(), ControlError> {
+        self.on_failure
+    }
+
+    /// The volume that is gone again when the device has failed.
+    pub(crate) fn added(&self) -> Option<VolumeId> {
+        self.added
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,13 +159,13 @@ impl Checkpoint {
 
     /// Begins a checkpoint when one is due.
     pub(crate) fn begin(&mut self, ground: &mut Ground, now: Nanos) {
-        if self.run.is_some() || ground.base.dead || now < self.postponed_until {
+        if self.run.is_some() || ground.is_dead() || now < self.postponed_until {
             return;
         }
         let due = self.is_due(ground, now);
         // Summaries must be written before a checkpoint says that their segments have them.
-        let is_held_up = due && !ground.log.nothing_sealing();
-        ground.base.checkpoints.set_held_up(is_held_up);
+        let is_held_up = due && !ground.log().nothing_sealing();
+        ground.checkpoints_mut().set_held_up(is_held_up);
         if !due || is_held_up {
             return;
         }
@@ -145,13 +173,12 @@ impl Checkpoint {
             self.postponed_until = now + POSTPONED_NS;
             return;
         };
-        let number = ground.base.checkpoints.durable() + 1;
+        let number = ground.checkpoints().durable() + 1;
         let pages = self.encode(ground, number, &extents);
-        let released = (0..ground.base.geo.segments)
-            .filter(|&s| ground.space.segments[s as usize].state == SegmentState::Released)
-            .collect();
-        let sequences = ground.volumes.iter().map(|v| v.as_ref().map_or(0, |v| v.log.published())).collect();
-        ground.base.checkpoints.begin(number);
+        let released = ground.space().released();
+        let sequence = |id| ground.get(id).map_or(0, |volume| volume.log().published());
+        let sequences = ground.places().map(sequence).collect();
+        ground.checkpoints_mut().begin(number);
         self.postponed_until = 0;
         self.last = now;
         self.run = Some(Run {
@@ -162,18 +189,18 @@ impl Checkpoint {
             writes: 0,
             released,
             waiters: std::mem::take(&mut self.waiters),
-            appended: ground.log.published(Stream::Log),
+            appended: ground.log().published(Stream::Log),
             sequences,
         });
         self.advance(ground);
     }
 
     fn is_due(&self, ground: &Ground, now: Nanos) -> bool {
-        let known = &ground.base.checkpoints;
+        let known = ground.checkpoints();
         let old = known.appended_bytes() > 0 && now >= self.last + INTERVAL_NS;
         let drained = known.has_drained() && now >= self.last + DRAINED_NS;
         let full = known.appended_bytes() >= APPENDED_BYTES;
-        let short = ground.space.free_count() <= RESERVE_READ_CACHE && ground.space.released_count() > 0;
+        let short = ground.space().free_count() <= RESERVE_READ_CACHE && ground.space().released_count() > 0;
         short || known.is_wanted() || !self.waiters.is_empty() || full || old || drained
     }
 
@@ -182,30 +209,31 @@ impl Checkpoint {
         let slot = (number % SLOTS as u64) as usize;
         let crcs = &mut self.page_crcs[slot];
         let mut pages = Pages::new(slot);
-        let geo = ground.base.geo;
+        let geo = *ground.geo();
         let segment_pages = geo.segment_pages();
-        for page in ground.space.take_changed_pages(slot) {
-            pages.push(page, encode_segments(&ground.space, page), crcs);
+        for page in ground.space_mut().take_changed_pages(slot) {
+            pages.push(page, encode_segments(ground.space(), page), crcs);
         }
         for v in 0..geo.volume_pages {
-            let volume = ground.volumes.get(v as usize).and_then(Option::as_ref);
-            let item = volume.map(|volume| volume.to_item(extents.covered[v as usize]));
+            let volume = ground.get(VolumeId(v as u16));
+            let item = volume.map(|volume| volume.to_item(extents.covered_blocks(v as usize)));
             pages.push(segment_pages + v, encode_volume(&geo.uuid, segment_pages + v, item), crcs);
         }
         let first = segment_pages + geo.volume_pages;
         for e in 0..geo.extent_pages {
-            let from = (e as usize * EXTENTS_PER_PAGE).min(extents.items.len());
-            let to = (from + EXTENTS_PER_PAGE).min(extents.items.len());
-            pages.push(first + e, encode_extents(&geo.uuid, first + e, &extents.items[from..to]), crcs);
+            let items = extents.items();
+            let from = (e as usize * EXTENTS_PER_PAGE).min(items.len());
+            let to = (from + EXTENTS_PER_PAGE).min(items.len());
+            pages.push(first + e, encode_extents(&geo.uuid, first + e, &items[from..to]), crcs);
         }
-        let open = ground.log.open_places();
+        let open = ground.log().open_places();
         pages.set_header(CheckpointHeader {
             magic: CHECKPOINT_MAGIC,
             crc: U32::ZERO,
             uuid: geo.uuid,
             checkpoint: U64::new(number),
             epoch: U64::new(self.epoch),
-            next_segment_sequence: U64::new(ground.space.next_sequence),
+            next_segment_sequence: U64::new(ground.space().next_life()),
             pages_crc: U32::new(combined_crc(&self.page_crcs[slot])),
             open_segment: open.map(|(segment, _)| U32::new(segment)),
             open_block: open.map(|(_, block)| U32::new(block)),
@@ -231,21 +259,20 @@ impl Checkpoint {
                 }
                 if run.writes == 0 {
                     run.phase = Phase::Sync;
-                    ground.base.device.syncs += 1;
-                    ground.base.out.sync(Io::CheckpointSync);
+                    ground.sync(Io::CheckpointSync);
                 }
             }
             Phase::Synced => {
-                let Some(buf) = ground.base.pools.checkpoint.take() else { return };
+                let Some(buf) = ground.pools_mut().take(For::Checkpoint) else { return };
                 let run = self.run.as_mut().expect("a run advances");
                 run.phase = Phase::Header;
                 run.writes = SLOT_COPIES as u32;
                 self.users.push((buf, SLOT_COPIES as u32));
-                ground.base.arena.bytes_mut(buf)[..BLOCK_BYTES].copy_from_slice(run.pages.header());
+                ground.bytes_mut(buf)[..BLOCK_BYTES].copy_from_slice(run.pages.header());
                 for copy in 0..SLOT_COPIES {
-                    let offset = byte(ground.base.geo.slot_block(run.pages.slot(), copy));
+                    let offset = byte(ground.geo().slot_block(run.pages.slot(), copy));
                     let io = Io::CheckpointWrite { buf };
-                    ground.base.out.write(io, offset, buf.slice(0, BLOCK_BYTES), true);
+                    ground.write(io, offset, buf.slice(0, BLOCK_BYTES), true);
                 }
             }
             Phase::Sync | Phase::Header => {}
@@ -254,17 +281,17 @@ impl Checkpoint {
 
     /// Writes the next pages of the list that follow each other, to both copies of the slot.
     fn write_pages(&mut self, ground: &mut Ground) -> bool {
-        let Some(buf) = ground.base.pools.checkpoint.take() else { return false };
+        let Some(buf) = ground.pools_mut().take(For::Checkpoint) else { return false };
         let run = self.run.as_mut().expect("a run writes pages");
         let (first, bytes) = run.pages.stretch(run.next, buf.len as usize);
         let len = bytes.len();
-        ground.base.arena.bytes_mut(buf)[..len].copy_from_slice(bytes);
+        ground.bytes_mut(buf)[..len].copy_from_slice(bytes);
         run.next += len / BLOCK_BYTES;
         run.writes += SLOT_COPIES as u32;
         self.users.push((buf, SLOT_COPIES as u32));
         for copy in 0..SLOT_COPIES {
-            let offset = byte(ground.base.geo.slot_block(run.pages.slot(), copy) + 1 + first);
-            ground.base.out.write(Io::CheckpointWrite { buf }, offset, buf.slice(0, len), false);
+            let offset = byte(ground.geo().slot_block(run.pages.slot(), copy) + 1 + first);
+            ground.write(Io::CheckpointWrite { buf }, offset, buf.slice(0, len), false);
         }
         true
     }
@@ -283,7 +310,7 @@ impl Checkpoint {
         self.users[at].1 -= 1;
         if self.users[at].1 == 0 {
             self.users.swap_remove(at);
-            ground.base.pools.checkpoint.give(buf);
+            ground.pools_mut().give(For::Checkpoint, buf);
         }
         result.map_err(|_| DeviceFailed)?;
         let Some(run) = &mut self.run else { return Ok(false) };
@@ -316,23 +343,15 @@ impl Checkpoint {
     /// The checkpoint is durable.
     fn end(&mut self, ground: &mut Ground) {
         let run = self.run.take().expect("a run ends");
-        ground.base.checkpoints.complete(run.number);
-        ground.base.device.checkpoints += 1;
+        ground.complete_checkpoint(run.number);
         for segment in run.released {
-            ground.space.free_released(segment);
+            ground.space_mut().free_released(segment);
         }
-        ground.log.note_stable(run.appended);
-        for (volume, sequence) in ground.volumes.iter_mut().zip(run.sequences) {
-            if let Some(volume) = volume {
-                let published = volume.log.published();
-                let sequence = if mutated!(CheckpointCoversLater) { published } else { sequence };
-                volume.log.note_durable(sequence);
-            }
-        }
+        ground.note_checkpointed(run.appended, &run.sequences);
         for waiter in run.waiters {
-            ground.base.out.control_done(waiter.control, Ok(()));
+            ground.control_done(waiter.control, Ok(()));
         }
-        ground.base.out.stir();
+        ground.stir();
     }
 
     /// The device failed: the checkpoint will never be durable. Returns who has waited for it, or for the next one.
@@ -355,17 +374,14 @@ impl Checkpoint {
         ground: &mut Ground,
         device: &mut dyn Device,
     ) -> Result<(), IoError> {
-        let number = ground.base.checkpoints.durable() + 1;
+        let number = ground.checkpoints().durable() + 1;
         // Replay adds no more ranges than were admitted beside those of the last checkpoint.
         let extents = ground.extents_that_fit().ok_or(IoError::Full)?;
         let pages = self.encode(ground, number, &extents);
-        pages.write_blocking(&ground.base.geo, device)?;
-        ground.base.checkpoints.complete(number);
-        ground.base.device.checkpoints += 1;
-        for segment in 0..ground.base.geo.segments {
-            if ground.space.segments[segment as usize].state == SegmentState::Released {
-                ground.space.free_released(segment);
-            }
+        pages.write_blocking(ground.geo(), device)?;
+        ground.complete_checkpoint(number);
+        for segment in ground.space().released() {
+            ground.space_mut().free_released(segment);
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use crate::api::{BLOCK_BYTES, IoError};
 use crate::base::device::Device;
 use crate::base::mem::AlignedBuf;
-use crate::blocks::space::{SegmentState, Space};
+use crate::blocks::space::Space;
 use crate::format::{
     self, CheckpointHeader, ExtentItem, Geometry, PAGE_MAGIC, PageHeader, SLOT_COPIES, SegmentItem,
     VolumeItem, byte, crc32c,
@@ -102,26 +102,27 @@ fn page(uuid: &[u8; 16], page: u32, items: usize, fill: impl FnOnce(&mut [u8])) 
 
 pub(super) fn encode_segments(space: &Space, number: u32) -> [u8; BLOCK_BYTES] {
     let segments = space.segments_of_page(number);
-    let bitmap = space.geo.segment_blocks as usize / 8;
-    page(&space.geo.uuid, number, segments.len(), |out| {
-        for (segment, out) in segments.zip(out.chunks_exact_mut(space.geo.segment_item_bytes())) {
-            let s = &space.segments[segment as usize];
-            if matches!(s.state, SegmentState::Free | SegmentState::Released) {
+    let geo = space.geo();
+    let bitmap = geo.segment_blocks as usize / 8;
+    page(&geo.uuid, number, segments.len(), |out| {
+        for (segment, out) in segments.zip(out.chunks_exact_mut(geo.segment_item_bytes())) {
+            let s = space.segment(segment);
+            if !s.is_used() {
                 continue;
             }
             let item = SegmentItem {
-                segment_sequence: U64::new(s.sequence),
-                stream: s.stream as u8,
+                segment_sequence: U64::new(s.life()),
+                stream: s.stream() as u8,
                 used: 1,
-                summary_blocks: U16::new(s.summary_blocks),
+                summary_blocks: U16::new(s.summary_blocks()),
                 reserved: U32::ZERO,
             };
             item.write_to_prefix(out).expect("an item has its size");
-            let first = space.geo.segment_block(segment);
-            let range = first..first + space.geo.segment_blocks;
+            let first = geo.segment_block(segment);
+            let range = first..first + geo.segment_blocks;
             let (live, dirty) = out[size_of::<SegmentItem>()..].split_at_mut(bitmap);
-            space.marks.live().copy_out(range.clone(), live);
-            space.marks.dirty().copy_out(range, dirty);
+            space.marks().live().copy_out(range.clone(), live);
+            space.marks().dirty().copy_out(range, dirty);
         }
     })
 }

@@ -35,12 +35,7 @@ impl Engine {
         if !self.has_room(room, Room::default()) {
             return Err(AddError::NoRoom);
         }
-        let mut volume = Volume::new(spec);
-        let promised = volume.spec.generation;
-        volume.promised = Some(promised);
-        volume.set_sequence(base, 0);
-        volume.progress.restore_drained(base);
-        let id = self.insert_volume(volume, control)?;
+        let id = self.insert_volume(Volume::copy_of(spec, base), control)?;
         self.peers.follow(id, base, false);
         self.ground.grant(id, room);
         Ok(id)
@@ -52,52 +47,48 @@ impl Engine {
     /// so does a beginning that is under way. Where there is no room for what the owner was told, nothing has changed. Returns whether it
     /// begins.
     pub fn begin_replica(&mut self, id: VolumeId, begin: Begin, control: u64) -> bool {
-        self.ground.base.out.stir();
+        self.ground.stir();
         if let Err(error) = check_begin(begin.generation, begin.size_bytes, begin.base) {
-            self.ground.base.out.control_done(control, Err(error));
+            self.ground.control_done(control, Err(error));
             return false;
         }
         let freed = self.room_freed(Some(id));
         if !self.has_room(begin.room, freed) {
             let result = Err(ControlError::NoRoom);
-            self.ground.base.out.control_done(control, result);
+            self.ground.control_done(control, result);
             return false;
         }
-        if let Some(Some(volume)) = self.ground.volumes.get_mut(id.0 as usize)
-            && let Task::Begin { control, .. } = volume.task
+        if let Some(volume) = self.ground.get_mut(id)
+            && let Task::Begin { control, .. } = volume.task()
         {
             // The owner has come back meanwhile: what it says now counts.
-            volume.task = Task::None;
-            self.ground.base.out.control_done(control, Err(ControlError::Busy));
+            volume.end_task();
+            self.ground.control_done(control, Err(ControlError::Busy));
         }
         let Some(volume) = self.controllable(id, control, false) else { return false };
-        if volume.attached {
+        if volume.is_attached() {
             let result = Err(ControlError::NotReplica);
-            self.ground.base.out.control_done(control, result);
+            self.ground.control_done(control, result);
             return false;
         }
-        let promised = volume.spec.generation;
-        volume.promised.get_or_insert(promised);
+        volume.become_copy();
         self.peers.follow_another(id);
         self.refuse_pending(id);
         self.ground.withdraw_room(id);
         self.ground.grant(id, begin.room);
         let volume = self.ground.volume_mut(id);
-        volume.task = Task::Begin { control, begin };
+        volume.begin(Task::Begin { control, begin });
         true
     }
 
     /// What the owner of a copy that begins now can be told there is room for; the copy is that of the volume `id`, whose
     /// content would be thrown away, or a new one.
     pub fn room_to_begin(&mut self, id: Option<VolumeId>) -> Room {
-        if self.ground.base.dead {
+        if self.ground.is_dead() {
             return Room::default();
         }
         let freed = self.room_freed(id);
-        let quota = id.map_or_else(
-            || self.ground.budget.quota_of_another(&self.ground.space),
-            |id| self.ground.dirty_bytes_max(id),
-        );
+        let quota = id.map_or_else(|| self.ground.quota_of_another(), |id| self.ground.dirty_bytes_max(id));
         let ranges = self.ranges_to_tell() + freed.ranges;
         Room {
             bytes: (self.ground.blocks_left() * BLOCK_BYTES as u64 + freed.bytes)
@@ -110,11 +101,11 @@ impl Engine {
     /// What there is more of when the copy in this volume, if there is one, is thrown away.
     fn room_freed(&mut self, id: Option<VolumeId>) -> Room {
         self.ground.count_extents(ROOM_AT_BEGIN.ranges);
-        let volume = id.and_then(|id| self.ground.volumes.get(id.0 as usize)?.as_ref());
+        let volume = id.and_then(|id| self.ground.get(id));
         let Some((id, volume)) = id.zip(volume) else { return Room::default() };
         Room {
-            bytes: (volume.ledger.held() + volume.reserve.blocks()) * BLOCK_BYTES as u64,
-            ranges: self.ground.extents_of(id) + volume.reserve.ranges(),
+            bytes: (volume.ledger().held() + volume.reserve().blocks()) * BLOCK_BYTES as u64,
+            ranges: self.ground.extents_of(id) + volume.reserve().ranges(),
         }
     }
 
@@ -126,21 +117,20 @@ impl Engine {
 
     /// Ranges of zeroes that owners of replicas may be told of beside what they were: never so many that others wait for ever.
     fn ranges_to_tell(&self) -> u64 {
-        let all = self.ground.base.geo.extents_max() as u64 / 4;
-        self.ground.ranges_left().min(all.saturating_sub(self.ground.budget.ranges_reserved()))
+        let all = self.ground.geo().extents_max() as u64 / 4;
+        self.ground.ranges_left().min(all.saturating_sub(self.ground.budget().ranges_reserved()))
     }
 
     /// And of these one of them.
     fn ranges_share(&self) -> u64 {
-        (self.ground.base.geo.extents_max() as u64 / 4 / self.ground.volumes.len().max(1) as u64).max(1)
+        (self.ground.geo().extents_max() as u64 / 4 / self.ground.places_count().max(1) as u64).max(1)
     }
 
     /// Promises that nothing of an owner before `generation` is taken any more; [`Effect::ControlDone`](crate::api::Effect::ControlDone) tells when the
     /// promise is recorded.
     pub fn promise(&mut self, id: VolumeId, generation: u64, control: u64) {
         if self.controllable_replica(id, control) {
-            let volume = self.ground.volume_mut(id);
-            volume.promised = volume.promised.max(Some(generation));
+            self.ground.volume_mut(id).promise(generation);
             self.refuse_pending(id);
             self.persist(control);
         }
@@ -148,20 +138,20 @@ impl Engine {
 
     /// The lowest generation that a replica listens to; `None` if the volume is none.
     pub fn promised(&self, id: VolumeId) -> Option<u64> {
-        self.ground.volumes.get(id.0 as usize)?.as_ref()?.promised
+        self.ground.get(id)?.promised()
     }
 
     /// What the owner of a replica may send behind what the cache device has (see [`LogStatus::published`](crate::api::LogStatus), and
     /// may be more than was answered): the room is kept for it from now on, until it is used
     /// or [`Engine::withdraw_room`] is called.
     pub fn replica_room(&mut self, id: VolumeId) -> Room {
-        let volume = self.ground.volumes.get(id.0 as usize).and_then(Option::as_ref);
-        let volume = volume.filter(|volume| !volume.closing && volume.task == Task::None);
+        let volume = self.ground.get(id);
+        let volume = volume.filter(|volume| !volume.is_closing() && volume.task() == Task::None);
         let Some(volume) = volume.filter(|volume| volume.is_copy()) else { return Room::default() };
-        let mut told = volume.reserve.told();
+        let mut told = volume.reserve().told();
         let wanted = ROOM_MAX.ranges.min(self.ranges_share()).saturating_sub(told.ranges);
         self.ground.count_extents(wanted);
-        let left = if self.ground.base.dead { 0 } else { self.ground.quota_left(id) * BLOCK_BYTES as u64 };
+        let left = if self.ground.is_dead() { 0 } else { self.ground.quota_left(id) * BLOCK_BYTES as u64 };
         let more = Room {
             bytes: left.min(ROOM_MAX.bytes.saturating_sub(told.bytes)),
             ranges: self.ranges_to_tell().min(wanted),
@@ -172,18 +162,18 @@ impl Engine {
     }
 
     fn controllable_replica(&mut self, id: VolumeId, control: u64) -> bool {
-        self.ground.base.out.stir();
+        self.ground.stir();
         let Some(volume) = self.controllable(id, control, false) else { return false };
         let is_replica = volume.is_copy();
         if !is_replica {
-            self.ground.base.out.control_done(control, Err(ControlError::NotReplica));
+            self.ground.control_done(control, Err(ControlError::NotReplica));
         }
         is_replica
     }
 
     /// The owner's image durably has everything up to the record `sequence`: what the replica holds of that is clean.
     pub fn replica_drained(&mut self, id: VolumeId, sequence: u64) {
-        self.ground.base.out.stir();
+        self.ground.stir();
         let sequence = sequence + u64::from(mutated!(CleanOneTooFar));
         if !self.ground.volume(id).is_copy() {
             return;
@@ -193,10 +183,10 @@ impl Engine {
             drained.clean(ledger, space, object)
         });
         let (blocks, forgotten) = drained.result();
-        self.ground.volume_mut(id).count.drained_blocks += blocks;
+        self.ground.volume_mut(id).count_mut().drained_blocks += blocks;
         if forgotten {
             self.ground.note_forgotten(id);
-            self.ground.budget.note_extents_changed();
+            self.ground.budget_mut().note_extents_changed();
         }
         self.drain.update(&mut self.ground, id);
     }
@@ -206,24 +196,17 @@ impl Engine {
         for op in self.front.take_pending(id) {
             self.front.complete(&mut self.ground, op, Err(RequestError::Shutdown));
         }
-        self.peers.take_again(id, self.ground.volume(id).log.built());
+        self.peers.take_again(id, self.ground.volume(id).log().built());
         self.ground.forget_pending_room(id);
     }
 
     /// Empties a replica and lets it begin anew, as soon as nothing of it is on its way to the log.
     pub(crate) fn pump_begin(&mut self, id: VolumeId, control: u64, begin: Begin) {
-        let Begin { generation, size_bytes, base, .. } = begin;
         if self.empty_replica(id) {
-            let volume = self.ground.volume_mut(id);
-            volume.spec.generation = generation;
-            volume.spec.size_bytes = size_bytes;
-            volume.promised = Some(generation);
-            volume.set_sequence(base, 0);
-            volume.progress.restore_drained(base);
-            volume.task = Task::None;
-            self.front.restore(id, base);
-            self.peers.take_again(id, base);
-            self.checkpoint.forget_sequence(id, base);
+            self.ground.volume_mut(id).begin_anew(begin);
+            self.front.restore(id, begin.base);
+            self.peers.take_again(id, begin.base);
+            self.checkpoint.forget_sequence(id, begin.base);
             self.persist(control);
         }
     }
@@ -237,10 +220,8 @@ impl Engine {
         }
         let blocks = self.ground.volume(id).blocks_held();
         self.ground.forget_blocks(id, 0, blocks);
-        self.ground.budget.note_extents_changed();
-        let volume = self.ground.volume_mut(id);
-        volume.ledger.reset();
-        volume.failed = false;
+        self.ground.budget_mut().note_extents_changed();
+        self.ground.volume_mut(id).throw_away();
         self.drain.clear(id);
         self.peers.forget_records(id);
         true
@@ -257,17 +238,16 @@ impl Engine {
     /// # Errors
     /// There is no such volume, or something else is being done with it.
     pub fn follow_on(&mut self, id: VolumeId) -> Result<(), ControlError> {
-        let volume =
-            self.ground.volumes.get_mut(id.0 as usize).and_then(Option::as_mut).ok_or(ControlError::Gone)?;
-        if volume.closing || volume.task != Task::None {
+        let volume = self.ground.get_mut(id).ok_or(ControlError::Gone)?;
+        if volume.is_closing() || volume.task() != Task::None {
             return Err(ControlError::Busy);
         }
-        if volume.attached {
+        if volume.is_attached() {
             return Err(ControlError::NotReplica);
         }
-        let (generation, newest) = (volume.spec.generation, volume.log.published());
-        if volume.promised.is_none() {
-            volume.promised = Some(generation);
+        let newest = volume.log().published();
+        if !volume.is_copy() {
+            volume.become_copy();
             self.peers.follow(id, newest, true);
         }
         self.peers.follow_own(id);

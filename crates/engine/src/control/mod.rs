@@ -11,60 +11,45 @@ mod resize;
 mod snapshot;
 mod told;
 
-pub(crate) use removal::Verify;
-
 use crate::api::*;
 use crate::base::mutation::mutated;
-use crate::base::shared::LAST_CHECKPOINT;
-use crate::blocks::own::OwnObjects;
 use crate::checkpoint::Waiter;
 use crate::engine::Engine;
 use crate::format::Stream;
 use crate::ground::task::Task;
 use crate::ground::volume::Volume;
+use removal::Verify;
 
-/// What a recovered volume is attached with.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Attach {
-    /// The owner's new generation.
-    pub generation: u64,
-    /// Size of the image in bytes.
-    pub size_bytes: u64,
-    /// Mode to start in.
-    pub mode: Mode,
-    /// In what order dirty data is drained.
-    pub drain: DrainOrder,
-    /// Dirty quota; 0 for the default share.
-    pub dirty_bytes_max: u64,
-    /// Serve only reads.
-    pub read_only: bool,
-    /// See [`VolumeSpec::attachment`].
-    pub attachment: Vec<u8>,
-    /// There is proof that nobody else has written the image: clean blocks are kept.
-    pub keep_clean: bool,
+/// What control keeps of its own.
+#[derive(Default)]
+pub(crate) struct Control {
+    /// Until then a shutdown waits for backends to be flushed.
+    stop_by: Nanos,
+    /// The comparison of a volume that is being removed.
+    verify: Verify,
+    /// Removed volumes whose removal has not been reported, by its control number: their numbers are taken.
+    leaving: Vec<(u64, VolumeId)>,
 }
 
-impl Attach {
-    /// The volume as it was, in the generation that follows.
-    pub fn again(spec: &VolumeSpec, keep_clean: bool) -> Attach {
-        Attach {
-            generation: spec.generation.saturating_add(1),
-            size_bytes: spec.size_bytes,
-            mode: spec.mode,
-            drain: spec.drain,
-            dirty_bytes_max: spec.dirty_bytes_max,
-            read_only: spec.read_only,
-            attachment: spec.attachment.clone(),
-            keep_clean,
-        }
+impl Control {
+    /// The driver is told that an operation is complete: if that was the removal of a volume, its number is free again.
+    pub(crate) fn note_reported(&mut self, control: u64) {
+        self.leaving.retain(|&(removal, _)| removal != control);
+    }
+
+    fn note_leaving(&mut self, control: u64, id: VolumeId) {
+        self.leaving.push((control, id));
+    }
+
+    fn is_leaving(&self, id: VolumeId) -> bool {
+        self.leaving.iter().any(|&(_, leaving)| leaving == id)
     }
 }
 
 impl Engine {
     /// All volumes that the device knows, attached or not.
     pub fn volumes(&self) -> Vec<(VolumeId, VolumeSpec)> {
-        let all = self.ground.volumes.iter().enumerate();
-        all.filter_map(|(i, v)| Some((VolumeId(i as u16), v.as_ref()?.spec.clone()))).collect()
+        self.ground.ids().map(|id| (id, self.ground.volume(id).spec().clone())).collect()
     }
 
     /// Adds a volume. It is served at once; [`Effect::ControlDone`] tells when it is recorded so that a
@@ -75,9 +60,8 @@ impl Engine {
     /// See [`AddError`]; nothing has changed then.
     pub fn add_volume(&mut self, now: Nanos, spec: VolumeSpec, control: u64) -> Result<VolumeId, AddError> {
         spec.check()?;
-        let mut volume = Volume::new(spec);
-        volume.attached = true;
-        let grouped = volume.spec.drain == DrainOrder::Grouped && volume.mode == Mode::WriteBack;
+        let volume = Volume::served(spec);
+        let grouped = volume.groups_begin();
         let id = self.insert_volume(volume, control)?;
         if grouped {
             self.drain.begin_groups(&mut self.ground, now, id, false);
@@ -87,32 +71,20 @@ impl Engine {
 
     /// Gives a volume a number; `control` is complete when a restart finds it.
     pub(crate) fn insert_volume(&mut self, volume: Volume, control: u64) -> Result<VolumeId, AddError> {
-        if self.ground.base.dead {
+        if self.ground.is_dead() {
             return Err(AddError::Device);
         }
-        if self.ground.volumes.iter().flatten().any(|v| v.spec.name == volume.spec.name) {
-            return Err(AddError::Exists(volume.spec.name));
+        if self.ground.has_name(&volume.spec().name) {
+            return Err(AddError::Exists(volume.spec().name.clone()));
         }
-        let is_free = |&i: &usize| {
-            self.ground.volumes[i].is_none() && self.leaving.iter().all(|&(_, id)| usize::from(id.0) != i)
-        };
-        let at = (0..self.ground.volumes.len()).find(is_free).unwrap_or(self.ground.volumes.len());
-        if at == self.ground.base.geo.volume_pages as usize {
-            return Err(AddError::TooMany(self.ground.base.geo.volume_pages));
-        }
-        if at == self.ground.volumes.len() {
-            self.ground.volumes.push(None);
-        }
-        self.ground.volumes[at] = Some(Box::new(volume));
-        self.ground.count_quotas();
-        let id = VolumeId(at as u16);
-        let published = self.ground.volume(id).log.published();
+        let added = self.ground.insert(volume, |id| self.control.is_leaving(id));
+        let id = added.ok_or(AddError::TooMany(self.ground.geo().volume_pages))?;
+        let published = self.ground.volume(id).log().published();
         self.front.add(id, published);
         self.drain.add(id);
         self.peers.add(id);
-        self.ground.base.out.stir();
-        let on_failure = Err(ControlError::Device);
-        self.checkpoint.wait(Waiter { control, on_failure, added: Some(id) });
+        self.ground.stir();
+        self.checkpoint.wait(Waiter::adding(control, id));
         Ok(id)
     }
 
@@ -123,8 +95,9 @@ impl Engine {
     /// # Errors
     /// See [`AddError`]; nothing has changed then.
     pub fn attach(&mut self, now: Nanos, id: VolumeId, attach: Attach, control: u64) -> Result<(), AddError> {
-        let volume = self.ground.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
-        let volume = volume.filter(|v| !v.attached && self.front.is_published(id) && v.task == Task::None);
+        let volume = self.ground.get(id);
+        let volume =
+            volume.filter(|v| !v.is_attached() && self.front.is_published(id) && v.task() == Task::None);
         let volume = volume.ok_or(AddError::NotDetached)?;
         let spec = VolumeSpec {
             size_bytes: attach.size_bytes,
@@ -134,7 +107,7 @@ impl Engine {
             read_only: attach.read_only,
             generation: attach.generation,
             attachment: attach.attachment,
-            ..volume.spec.clone()
+            ..volume.spec().clone()
         };
         spec.check()?;
         let blocks = spec.size_bytes.div_ceil(BLOCK_BYTES as u64);
@@ -145,33 +118,25 @@ impl Engine {
         if blocks < old_blocks {
             self.ground.forget_blocks(id, blocks, old_blocks - blocks);
         }
-        let dead = self.ground.base.dead;
+        let dead = self.ground.is_dead();
         self.ground.withdraw_room(id);
-        let volume = self.ground.volume_mut(id);
-        volume.mode = if dead { Mode::WriteAround } else { spec.mode };
-        volume.own = OwnObjects::none(spec.size_bytes);
-        volume.own_known = false;
-        volume.spec = spec;
-        volume.attached = true;
-        volume.degraded = Degraded::No;
-        volume.promised = None;
-        volume.copy = None;
-        volume.backend.attach();
+        let mode = if dead { Mode::WriteAround } else { spec.mode };
+        self.ground.volume_mut(id).attach(spec, mode);
         self.front.attach(id);
         self.ground.count_quotas();
         if !attach.keep_clean && !mutated!(CleanKeptWithoutProof) {
             self.drop_clean(id);
         }
         let volume = self.ground.volume_mut(id);
-        let grouped = volume.spec.drain == DrainOrder::Grouped;
+        let grouped = volume.spec().drain == DrainOrder::Grouped;
         let dirty = volume.is_dirty();
-        if grouped && (volume.mode == Mode::WriteBack || dirty && !mutated!(AttachedWithoutGroups)) {
-            volume.backlog.extend(volume.log.published());
+        if grouped && (volume.mode() == Mode::WriteBack || dirty && !mutated!(AttachedWithoutGroups)) {
+            volume.begin_with_backlog();
             self.drain.begin_groups(&mut self.ground, now, id, dirty);
         }
-        self.ground.base.out.stir();
+        self.ground.stir();
         if attach.mode == Mode::Off && !dead {
-            self.ground.volume_mut(id).task = Task::Purge { control, attaching: true };
+            self.ground.volume_mut(id).begin(Task::Purge { control, attaching: true });
         } else {
             self.persist_or(control, Ok(()));
         }
@@ -181,9 +146,9 @@ impl Engine {
     /// Changes the dirty quota (0 for the default share). Where all volumes together were given more than the cache
     /// holds, each has less in proportion; [`VolumeStatus::dirty_bytes_max`] tells what is in force.
     pub fn set_dirty_bytes_max(&mut self, _now: Nanos, id: VolumeId, bytes: u64, control: u64) {
-        self.ground.base.out.stir();
+        self.ground.stir();
         let Some(volume) = self.controllable(id, control, false) else { return };
-        volume.spec.dirty_bytes_max = bytes;
+        volume.ask_for_quota(bytes);
         self.ground.count_quotas();
         self.persist(control);
     }
@@ -191,45 +156,39 @@ impl Engine {
     /// Replaces [`VolumeSpec::attachment`]. [`Effect::ControlDone`] comes when a restart will find the new one,
     /// whatever else is being done to the volume.
     pub fn set_attachment(&mut self, _now: Nanos, id: VolumeId, attachment: Vec<u8>, control: u64) {
-        let volume = self.ground.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
-        let error = match &volume {
+        let error = match self.ground.get(id) {
             None => Some(ControlError::Gone),
             Some(_) if attachment.len() > ATTACHMENT_BYTES_MAX => Some(ControlError::TooLong),
-            Some(_) if self.ground.base.dead => Some(ControlError::Device),
+            Some(_) if self.ground.is_dead() => Some(ControlError::Device),
             Some(_) => None,
         };
-        match (error, volume) {
-            (None, Some(volume)) => {
-                volume.spec.attachment = attachment;
-                self.persist(control);
-            }
-            (error, _) => {
-                let result = error.map_or(Ok(()), Err);
-                self.ground.base.out.control_done(control, result);
-            }
+        if let Some(error) = error {
+            return self.ground.control_done(control, Err(error));
         }
+        self.ground.volume_mut(id).replace_attachment(attachment);
+        self.persist(control);
     }
 
     /// Replaces [`VolumeSpec::attachment`] as of what is recorded next. One that is too long changes nothing.
     pub fn replace_attachment(&mut self, id: VolumeId, attachment: Vec<u8>) {
-        let volume = self.ground.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let volume = self.ground.get_mut(id);
         if let Some(volume) = volume.filter(|_| attachment.len() <= ATTACHMENT_BYTES_MAX) {
-            volume.spec.attachment = attachment;
+            volume.replace_attachment(attachment);
         }
     }
 
     /// Drains what is dirty now; [`Effect::ControlDone`] comes when all of it is in the image, or was changed again and is in
     /// the redo.
     pub fn drain(&mut self, _now: Nanos, id: VolumeId, control: u64) {
-        self.ground.base.out.stir();
+        self.ground.stir();
         if self.controllable(id, control, true).is_none() {
             return;
         }
         if self.is_stuck(id) {
             let result = Err(self.ground.volume(id).loss().unwrap_or(ControlError::Failed));
-            return self.ground.base.out.control_done(control, result);
+            return self.ground.control_done(control, result);
         }
-        let sequence = self.ground.volume(id).log.built();
+        let sequence = self.ground.volume(id).log().built();
         self.drain.wait(&mut self.ground, id, control, sequence);
     }
 
@@ -238,9 +197,9 @@ impl Engine {
     /// [`EngineConfig::stop_flush_ns_max`] is not waited for; its volume's status tells.
     /// Requests that wait for the backend or for room are not answered any more.
     pub fn shutdown(&mut self, now: Nanos, control: u64) {
-        self.ground.base.out.stir();
-        self.ground.base.stopping = Some(control);
-        self.stop_by = now.saturating_add(self.ground.base.config.stop_flush_ns_max);
+        self.ground.stir();
+        self.ground.ask_to_stop(control);
+        self.control.stop_by = now.saturating_add(self.ground.config().stop_flush_ns_max);
     }
 
     /// The volume if an operation on it may begin now; else that is the operation's answer.
@@ -250,20 +209,19 @@ impl Engine {
         control: u64,
         without_device: bool,
     ) -> Option<&mut Volume> {
-        let volume = self.ground.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
-        let error = match &volume {
+        let error = match self.ground.get(id) {
             None => Some(ControlError::Gone),
-            Some(_) if self.ground.base.dead && !without_device => Some(ControlError::Device),
-            Some(v) if v.task != Task::None => Some(ControlError::Busy),
-            Some(v) if v.fenced => Some(ControlError::Backend(IoError::Fenced)),
+            Some(_) if self.ground.is_dead() && !without_device => Some(ControlError::Device),
+            Some(v) if v.task() != Task::None => Some(ControlError::Busy),
+            Some(v) if v.is_fenced() => Some(ControlError::Backend(IoError::Fenced)),
             Some(_) => None,
         };
         match error {
             Some(error) => {
-                self.ground.base.out.control_done(control, Err(error));
+                self.ground.control_done(control, Err(error));
                 None
             }
-            None => volume.map(|v| &mut **v),
+            None => self.ground.get_mut(id),
         }
     }
 
@@ -274,20 +232,19 @@ impl Engine {
 
     /// As `persist`, with the answer if the device fails.
     pub(super) fn persist_or(&mut self, control: u64, on_failure: Result<(), ControlError>) {
-        self.ground.base.out.stir();
-        if self.ground.base.dead {
-            self.ground.base.out.control_done(control, on_failure);
+        self.ground.stir();
+        if self.ground.is_dead() {
+            self.ground.control_done(control, on_failure);
         } else {
-            self.checkpoint.wait(Waiter { control, on_failure, added: None });
+            self.checkpoint.wait(Waiter::new(control, on_failure));
         }
     }
 
     /// Goes on with removals, purges and the shutdown.
     pub(crate) fn control(&mut self, now: Nanos) {
         self.cache.resume_reclaim();
-        for i in 0..self.ground.volumes.len() {
-            let id = VolumeId(i as u16);
-            match self.ground.volumes[i].as_ref().map(|v| v.task) {
+        for id in self.ground.places() {
+            match self.ground.get(id).map(Volume::task) {
                 Some(Task::Purge { control, attaching }) => self.pump_purge(now, id, control, attaching),
                 Some(Task::Remove { control, verify }) => self.pump_remove(now, id, control, verify),
                 Some(Task::GiveUp { control }) => self.pump_give_up(now, id, control),
@@ -305,12 +262,12 @@ impl Engine {
 
     /// Takes the last checkpoint of a shutdown as soon as nothing is on its way any more.
     fn pump_stop(&mut self, now: Nanos) {
-        let Some(control) = self.ground.base.stopping.filter(|&c| c != LAST_CHECKPOINT) else { return };
-        let idle = self.ground.log.is_idle() && self.checkpoint.is_idle() && self.cache.reclaim_is_idle();
+        let Some(control) = self.ground.stop_asked() else { return };
+        let idle = self.ground.log().is_idle() && self.checkpoint.is_idle() && self.cache.reclaim_is_idle();
         let held = self.ground.ids().any(|id| self.front.holds_back(id));
-        let flushed = self.backends_are_flushed() || now >= self.stop_by;
-        if (idle || self.ground.base.dead) && flushed && !held && !self.cache.has_open_fills() {
-            self.ground.base.stopping = Some(LAST_CHECKPOINT);
+        let flushed = self.backends_are_flushed() || now >= self.control.stop_by;
+        if (idle || self.ground.is_dead()) && flushed && !held && !self.cache.has_open_fills() {
+            self.ground.begin_last_checkpoint();
             self.persist(control);
             self.checkpoint.begin(&mut self.ground, now);
         }
@@ -320,42 +277,39 @@ impl Engine {
     fn backends_are_flushed(&mut self) -> bool {
         let mut flushed = true;
         let mut stir = false;
-        for i in 0..self.ground.volumes.len() {
-            let volume = self.ground.volumes[i].as_mut();
-            let Some(volume) = volume.filter(|v| v.attached && !v.fenced) else { continue };
-            if self.front.is_direct(VolumeId(i as u16)) {
+        for id in self.ground.places() {
+            let volume = self.ground.get_mut(id);
+            let Some(volume) = volume.filter(|v| v.is_attached() && !v.is_fenced()) else { continue };
+            if self.front.is_direct(id) {
                 flushed = false;
-            } else if volume.backend.is_dirty() {
+            } else if volume.backend().is_dirty() {
                 flushed = false;
-                stir |= !volume.backend.is_flushing() && !volume.backend.wants_flush();
-                if !volume.backend.is_flushing() {
-                    volume.backend.want_flush();
+                stir |= !volume.backend().is_flushing() && !volume.backend().wants_flush();
+                if !volume.backend().is_flushing() {
+                    volume.backend_mut().want_flush();
                 }
             }
         }
         if stir {
-            self.ground.base.out.stir();
+            self.ground.stir();
         }
         flushed
     }
 
     /// When a shutdown looks at its backends again if none of them answers.
     pub(crate) fn stop_deadline(&self, now: Nanos) -> Option<Nanos> {
-        self.ground.base.stopping.filter(|&c| c != LAST_CHECKPOINT)?;
-        let volumes = self
-            .ground
-            .volumes
-            .iter()
-            .flatten()
-            .filter(|v| v.backend.wants_flush() && !v.backend.is_flushing());
-        let retry = volumes.map(|v| v.backend.retry_at()).filter(|&at| at > now).min();
-        retry.into_iter().chain((self.stop_by > now).then_some(self.stop_by)).min()
+        self.ground.stop_asked()?;
+        let waiting = |v: &&Volume| v.backend().wants_flush() && !v.backend().is_flushing();
+        let volumes = self.ground.volumes().filter(waiting);
+        let retry = volumes.map(|v| v.backend().retry_at()).filter(|&at| at > now).min();
+        let stop_by = self.control.stop_by;
+        retry.into_iter().chain((stop_by > now).then_some(stop_by)).min()
     }
 
     /// Nothing of a failed volume is committed any more, so that it never gets clean.
     pub(super) fn is_stuck(&self, id: VolumeId) -> bool {
         let volume = self.ground.volume(id);
-        volume.failed && volume.ledger.is_uncommitted()
+        volume.is_failed() && volume.ledger().is_uncommitted()
     }
 
     /// Drained, and still.
@@ -373,7 +327,7 @@ impl Engine {
             self.ground.note_forgotten(id);
         }
         self.cache.issue_fills(&mut self.ground, now, true);
-        let fills_idle = |s: Stream| self.ground.log.in_flight(s) == 0;
+        let fills_idle = |s: Stream| self.ground.log().in_flight(s) == 0;
         let idle = fills_idle(Stream::Fill) && fills_idle(Stream::Main);
         // Under load one job of reclaim follows the other: the next one has to wait.
         if idle && !self.cache.reclaim_is_idle() {
@@ -383,18 +337,18 @@ impl Engine {
     }
 
     fn pump_purge(&mut self, now: Nanos, id: VolumeId, control: u64, attaching: bool) {
-        if self.ground.volume(id).fenced {
-            self.ground.volume_mut(id).task = Task::None;
+        if self.ground.volume(id).is_fenced() {
+            self.ground.volume_mut(id).end_task();
             let result = if attaching { Ok(()) } else { Err(ControlError::Backend(IoError::Fenced)) };
-            self.ground.base.out.control_done(control, result);
+            self.ground.control_done(control, result);
         } else if self.is_stuck(id) {
-            self.ground.volume_mut(id).task = Task::None;
+            self.ground.volume_mut(id).end_task();
             let result = if attaching { Ok(()) } else { Err(ControlError::Failed) };
-            self.ground.base.out.control_done(control, result);
+            self.ground.control_done(control, result);
         } else if self.is_quiet(now, id) {
             // What is lost stays lost: the image holds something older.
             self.drop_clean(id);
-            self.ground.volume_mut(id).task = Task::None;
+            self.ground.volume_mut(id).end_task();
             self.persist_or(control, if attaching { Ok(()) } else { Err(ControlError::Device) });
         }
     }
@@ -402,6 +356,6 @@ impl Engine {
     fn drop_clean(&mut self, id: VolumeId) {
         self.ground.note_forgotten(id);
         let (volume, space) = self.ground.volume_and_space(id);
-        volume.ledger.forget_clean(space);
+        volume.ledger_mut().forget_clean(space);
     }
 }

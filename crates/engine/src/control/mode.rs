@@ -1,6 +1,6 @@
 //! What a volume does with writes: the mode that is asked for, and the one in force.
 
-use crate::api::{Degraded, DrainOrder, Mode, Nanos, VolumeId};
+use crate::api::{Degraded, Mode, Nanos, VolumeId};
 use crate::engine::Engine;
 use crate::ground::task::Task;
 
@@ -9,15 +9,15 @@ impl Engine {
     /// drained and its blocks are dropped; for the others when it is recorded. Going to write-through
     /// with a backlog, writes are acknowledged at half of the drain's speed until the backlog is gone.
     pub fn set_mode(&mut self, now: Nanos, id: VolumeId, mode: Mode, control: u64) {
-        self.ground.base.out.stir();
+        self.ground.stir();
         if self.controllable(id, control, false).is_none() {
             return;
         }
-        self.ground.volume_mut(id).spec.mode = mode;
+        self.ground.volume_mut(id).ask_for_mode(mode);
         self.enter_mode(now, id);
         let volume = self.ground.volume_mut(id);
         if mode == Mode::Off {
-            volume.task = Task::Purge { control, attaching: false };
+            volume.begin(Task::Purge { control, attaching: false });
         } else {
             self.persist(control);
         }
@@ -26,13 +26,14 @@ impl Engine {
     /// Says what a volume in write-back does for now, while it is to have a second copy and none counts (RFC 9). Nothing of
     /// that is recorded: with every [`Engine::attach`] it is the caller's to say again, before the first request.
     pub fn set_degraded(&mut self, now: Nanos, id: VolumeId, degraded: Degraded) {
-        let dead = self.ground.base.dead;
-        let volume = self.ground.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
-        let Some(volume) = volume.filter(|volume| volume.degraded != degraded) else { return };
-        volume.degraded = degraded;
-        self.ground.base.out.stir();
+        let dead = self.ground.is_dead();
+        let volume = self.ground.get_mut(id);
+        if !volume.is_some_and(|volume| volume.degrade(degraded)) {
+            return;
+        }
+        self.ground.stir();
         let volume = self.ground.volume_mut(id);
-        if volume.spec.mode == Mode::WriteBack && !dead {
+        if volume.spec().mode == Mode::WriteBack && !dead {
             self.enter_mode(now, id);
         }
     }
@@ -40,22 +41,8 @@ impl Engine {
     /// Puts the mode that the volume is to have in force.
     fn enter_mode(&mut self, now: Nanos, id: VolumeId) {
         let volume = self.ground.volume_mut(id);
-        let mode = match volume.spec.mode {
-            Mode::WriteBack if volume.degraded != Degraded::No => Mode::WriteThrough,
-            mode => mode,
-        };
-        let before = std::mem::replace(&mut volume.mode, mode);
-        volume.recheck = true;
-        let built = volume.log.built();
-        if mode != Mode::WriteBack {
-            volume.progress.want_only(built);
-        }
-        if mode != Mode::WriteBack && before == Mode::WriteBack {
-            // Only what is acknowledged is a backlog: in the other modes nobody was promised what is not in the image.
-            volume.backlog.begin(built);
-        }
-        let grouped = volume.spec.drain == DrainOrder::Grouped && !volume.progress.is_grouped();
-        if grouped && mode == Mode::WriteBack {
+        volume.enter_mode();
+        if volume.groups_begin() {
             self.drain.begin_groups(&mut self.ground, now, id, false);
         }
     }

@@ -16,34 +16,34 @@ impl Engine {
     /// # Panics
     /// If there is no such volume.
     pub fn set_pairing(&mut self, now: Nanos, id: VolumeId, pairing: Pairing) {
-        self.ground.base.out.stir();
-        if !self.ground.volume(id).attached {
+        self.ground.stir();
+        if !self.ground.volume(id).is_attached() {
             return;
         }
         let volume = self.ground.volume_mut(id);
-        let built = volume.log.built();
-        volume.copy.get_or_insert_default().set_pairing(pairing, built);
+        let built = volume.log().built();
+        volume.pair(pairing);
         if pairing == Pairing::Parting {
-            self.ground.log.want_stable();
+            self.ground.log_mut().want_stable();
         }
         if pairing == Pairing::Paired {
             self.ground.stabilise_copy(id, built);
         }
         self.pump_peer(now, id);
         let volume = self.ground.volume_mut(id);
-        volume.recheck = true;
+        volume.recheck();
         if pairing == Pairing::Alone {
-            volume.copy = None;
+            volume.forget_copy();
         }
     }
 
     /// The peer says how far its copy goes (see [`Engine::replica_room`]).
     pub fn peer_has(&mut self, now: Nanos, id: VolumeId, have: Have) {
-        self.ground.base.out.stir();
-        let volume = self.ground.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
-        let Some(copy) = volume.and_then(|volume| volume.copy.as_mut()) else { return };
+        self.ground.stir();
+        let volume = self.ground.get_mut(id);
+        let Some(copy) = volume.and_then(|volume| volume.copy_mut()) else { return };
         if let Some(sequence) = copy.confirm(have) {
-            self.ground.base.out.peer(id, PeerOp::Stabilise { sequence });
+            self.ground.out_mut().peer(id, PeerOp::Stabilise { sequence });
         }
         self.pump_peer(now, id);
     }
@@ -51,53 +51,50 @@ impl Engine {
     /// A second copy of the volume may begin: it is served, and neither its size nor its place is about to change. Nor has it lost
     /// anything: a copy would take what the image has instead for what the volume is.
     pub fn may_pair(&self, id: VolumeId) -> bool {
-        let volume = self.ground.volumes.get(id.0 as usize).and_then(Option::as_ref);
-        let idle = |volume: &Volume| volume.attached && !volume.closing && volume.task == Task::None;
-        !self.ground.base.dead
-            && volume.is_some_and(|volume| idle(volume) && !volume.fenced && volume.loss().is_none())
+        let volume = self.ground.get(id);
+        let idle =
+            |volume: &Volume| volume.is_attached() && !volume.is_closing() && volume.task() == Task::None;
+        !self.ground.is_dead()
+            && volume.is_some_and(|volume| idle(volume) && !volume.is_fenced() && volume.loss().is_none())
     }
 
     /// The volume has lost something since its copy began: that one is to be parted with, and what is there of it does not count as
     /// clean before.
     pub fn has_loss(&self, id: VolumeId) -> bool {
-        self.ground
-            .volumes
-            .get(id.0 as usize)
-            .and_then(Option::as_ref)
-            .is_some_and(|volume| volume.has_loss())
+        self.ground.get(id).is_some_and(Volume::has_loss)
     }
 
     /// The volume is to work in write-back; `false` if there is no such volume.
     pub fn is_write_back(&self, id: VolumeId) -> bool {
-        let volume = self.ground.volumes.get(id.0 as usize).and_then(Option::as_ref);
-        volume.is_some_and(|volume| volume.spec.mode == Mode::WriteBack)
+        let volume = self.ground.get(id);
+        volume.is_some_and(|volume| volume.spec().mode == Mode::WriteBack)
     }
 
     /// Bytes that clients of the volume may address; `None` if there is no such volume.
     pub fn size_bytes(&self, id: VolumeId) -> Option<u64> {
-        Some(self.ground.volumes.get(id.0 as usize)?.as_ref()?.spec.size_bytes)
+        Some(self.ground.get(id)?.spec().size_bytes)
     }
 
     /// The volume has its backend, or is about to get it.
     pub fn is_attached(&self, id: VolumeId) -> bool {
-        self.ground.volumes.get(id.0 as usize).and_then(Option::as_ref).is_some_and(|volume| volume.attached)
+        self.ground.get(id).is_some_and(|volume| volume.is_attached())
     }
 
     /// How far the volume is; `None` if there is no such volume.
     pub fn log_status(&self, id: VolumeId) -> Option<LogStatus> {
-        let volume = self.ground.volumes.get(id.0 as usize)?.as_ref()?;
+        let volume = self.ground.get(id)?;
         Some(LogStatus {
-            logged: volume.log.built(),
-            published: volume.log.published(),
-            stable: volume.log.durable(),
-            sent: volume.progress.sent(),
+            logged: volume.log().built(),
+            published: volume.log().published(),
+            stable: volume.log().durable(),
+            sent: volume.progress().sent(),
             drained: volume.sequence_whole(),
             acknowledged: self.front.acknowledged(id),
-            failed: self.ground.base.dead,
+            failed: self.ground.is_dead(),
             held_up: self.front.is_held_up(&self.ground, id),
-            peer_asked: volume.copy.as_ref().map_or(0, |copy| copy.asked()),
-            peer_stable: volume.copy.as_ref().map_or(0, |copy| copy.stable()),
-            fenced: volume.fenced,
+            peer_asked: volume.copy().map_or(0, |copy| copy.asked()),
+            peer_stable: volume.copy().map_or(0, |copy| copy.stable()),
+            fenced: volume.is_fenced(),
         })
     }
 
@@ -108,7 +105,7 @@ impl Engine {
 
     /// Goes on with what the peer has now.
     fn pump_peer(&mut self, now: Nanos, id: VolumeId) {
-        let Some(copy) = &mut self.ground.volume_mut(id).copy else { return };
+        let Some(copy) = self.ground.volume_mut(id).copy_mut() else { return };
         let (ops, parts) = copy.take_waiting();
         parts.into_iter().for_each(|part| self.drain.stable(&mut self.ground, part));
         for op in ops {

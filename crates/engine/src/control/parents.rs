@@ -17,17 +17,15 @@ impl Engine {
     /// The volume is not there or not attached.
     pub fn set_own(&mut self, id: VolumeId, found: &OwnObjects) -> Result<(), ControlError> {
         self.check_attached(id)?;
-        let volume = self.ground.volume_mut(id);
-        volume.own.find(found);
-        volume.own_known = true;
+        self.ground.volume_mut(id).find_own(found);
         Ok(())
     }
 
     /// The volume is there and has its backend.
     pub(crate) fn check_attached(&self, id: VolumeId) -> Result<(), ControlError> {
-        match self.ground.volumes.get(id.0 as usize).and_then(Option::as_ref) {
+        match self.ground.get(id) {
             None => Err(ControlError::Gone),
-            Some(volume) if !volume.attached || volume.closing => Err(ControlError::Detached),
+            Some(volume) if !volume.is_attached() || volume.is_closing() => Err(ControlError::Detached),
             Some(_) => Ok(()),
         }
     }
@@ -40,7 +38,7 @@ impl Engine {
     pub fn set_parent(&mut self, id: VolumeId, parent: VolumeId) -> Result<(), ControlError> {
         self.check_attached(id)?;
         self.check_attached(parent)?;
-        if !self.ground.volume(parent).spec.read_only {
+        if !self.ground.volume(parent).spec().read_only {
             return Err(ControlError::NotParent);
         }
         let mut ancestor = Some(parent);
@@ -48,17 +46,15 @@ impl Engine {
             if of == id {
                 return Err(ControlError::NotParent);
             }
-            ancestor = self.ground.volume(of).parent;
+            ancestor = self.ground.volume(of).parent();
         }
-        let parent_bytes = self.ground.volume(parent).spec.size_bytes;
-        let volume = self.ground.volume_mut(id);
-        volume.own.inherit_within(parent_bytes);
-        volume.parent = Some(parent);
+        let parent_bytes = self.ground.volume(parent).spec().size_bytes;
+        self.ground.volume_mut(id).read_through(parent, parent_bytes);
         Ok(())
     }
 
     /// Whether a volume is the parent of another one.
     pub(crate) fn is_parent(&self, id: VolumeId) -> bool {
-        self.ground.volumes.iter().flatten().any(|volume| volume.parent == Some(id))
+        self.ground.volumes().any(|volume| volume.parent() == Some(id))
     }
 }

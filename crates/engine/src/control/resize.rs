@@ -13,47 +13,41 @@ impl Engine {
     /// [`Effect::ControlDone`](crate::api::Effect::ControlDone) comes when both have the new size and a restart will find it. When the backend refuses,
     /// the volume has its old size; what the cache held beyond the new end is lost all the same.
     pub fn resize(&mut self, _now: Nanos, id: VolumeId, size_bytes: u64, control: u64) {
-        self.ground.base.out.stir();
+        self.ground.stir();
         let Some(volume) = self.controllable(id, control, false) else { return };
         let whole = size_bytes.is_multiple_of(BLOCK_BYTES as u64);
         let error = match () {
-            () if !volume.attached => Some(ControlError::Detached),
-            () if volume.spec.read_only => Some(ControlError::ReadOnly),
-            () if volume.copy.is_some() => Some(ControlError::Paired),
+            () if !volume.is_attached() => Some(ControlError::Detached),
+            () if volume.spec().read_only => Some(ControlError::ReadOnly),
+            () if volume.copy().is_some() => Some(ControlError::Paired),
             () if size_bytes == 0 || size_bytes > VOLUME_BYTES_MAX || !whole => {
                 Some(ControlError::Size(size_bytes))
             }
             () => volume.loss(),
         };
         if let Some(error) = error {
-            return self.ground.base.out.control_done(control, Err(error));
+            return self.ground.control_done(control, Err(error));
         }
-        let old_bytes = volume.spec.size_bytes;
-        let shrinks = size_bytes < old_bytes;
-        let stage = if shrinks { Stage::Requests } else { Stage::Backend };
-        volume.task = Task::Resize(Resize { control, stage, size_bytes, old_bytes });
-        if shrinks {
-            // From now on nobody gets there.
-            volume.spec.size_bytes = size_bytes;
-        } else {
+        volume.begin_resize(control, size_bytes);
+        if matches!(volume.task(), Task::Resize(resize) if resize.stage() == Stage::Backend) {
             self.resize_image(id, size_bytes);
         }
     }
 
     pub(crate) fn pump_resize(&mut self, id: VolumeId, resize: Resize) {
-        let dead = self.ground.base.dead;
+        let dead = self.ground.is_dead();
         let volume = self.ground.volume_mut(id);
-        let stage = match resize.stage {
+        let stage = match resize.stage() {
             Stage::Backend => return,
             Stage::Recorded { number, result } => {
-                if self.ground.base.checkpoints.durable() >= number {
+                if self.ground.checkpoints().durable() >= number {
                     self.end_resize(id, result);
                 } else if dead {
                     self.end_resize(id, result.and(Err(ControlError::Device)));
                 }
                 return;
             }
-            _ if volume.fenced => {
+            _ if volume.is_fenced() => {
                 return self.end_resize(id, Err(ControlError::Backend(IoError::Fenced)));
             }
             _ if dead => return self.end_resize(id, Err(ControlError::Device)),
@@ -71,24 +65,24 @@ impl Engine {
                 }
                 self.truncate(id);
                 let volume = self.ground.volume_mut(id);
-                let sequence = volume.log.built();
-                volume.progress.want(sequence);
+                let sequence = volume.log().built();
+                volume.progress_mut().want(sequence);
                 Stage::Drain { sequence }
             }
             Stage::Drain { sequence } => {
-                if volume.progress.drained() < sequence {
+                if volume.progress().drained() < sequence {
                     return;
                 }
-                self.ground.base.checkpoints.want();
-                Stage::Checkpoint { number: self.ground.base.checkpoints.next() }
+                self.ground.checkpoints_mut().want();
+                Stage::Checkpoint { number: self.ground.checkpoints().next() }
             }
-            Stage::Checkpoint { number } if self.ground.base.checkpoints.durable() < number => return,
+            Stage::Checkpoint { number } if self.ground.checkpoints().durable() < number => return,
             Stage::Checkpoint { .. } => Stage::Backend,
         };
-        self.ground.volume_mut(id).task = Task::Resize(Resize { stage, ..resize });
-        self.ground.base.out.stir();
+        self.ground.volume_mut(id).go_on_with_resize(stage);
+        self.ground.stir();
         if stage == Stage::Backend {
-            self.resize_image(id, resize.size_bytes);
+            self.resize_image(id, resize.size_bytes());
         }
     }
 
@@ -99,27 +93,17 @@ impl Engine {
     pub(crate) fn resize_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
         self.ground.note_fence(now, id, result);
         let result = result.map_err(ControlError::Backend);
-        let number = self.ground.base.checkpoints.next();
-        let volume = self.ground.volume_mut(id);
-        let Task::Resize(resize) = &mut volume.task else { unreachable!("the volume is being resized") };
-        resize.stage = Stage::Recorded { number, result };
-        self.ground.base.checkpoints.want();
-        self.ground.base.out.stir();
+        let number = self.ground.checkpoints().next();
+        self.ground.volume_mut(id).go_on_with_resize(Stage::Recorded { number, result });
+        self.ground.checkpoints_mut().want();
+        self.ground.stir();
     }
 
     fn end_resize(&mut self, id: VolumeId, result: Result<(), ControlError>) {
-        let volume = self.ground.volume_mut(id);
-        let Task::Resize(resize) = volume.task else { unreachable!("the volume is being resized") };
-        // What an image has become it is, whether that could be recorded or not.
-        let changed = match resize.stage {
-            Stage::Recorded { result, .. } => result,
-            _ => result,
-        };
-        volume.spec.size_bytes = resize.last_bytes(changed);
-        volume.task = Task::None;
+        let control = self.ground.volume_mut(id).end_resize(result);
         // The drain goes back to what it has left out.
         self.drain.look_again(id);
-        self.ground.base.out.control_done(resize.control, result);
+        self.ground.control_done(control, result);
     }
 
     /// Drops everything beyond the end.

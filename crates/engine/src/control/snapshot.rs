@@ -19,32 +19,32 @@ impl Engine {
     /// with every write that was acknowledged before, exactly at a point of the acknowledged order where the drain goes by
     /// groups. Requests go on. [`Effect::ControlDone`](crate::api::Effect::ControlDone) tells when it is there.
     pub fn snapshot(&mut self, _now: Nanos, id: VolumeId, control: u64) {
-        self.ground.base.out.stir();
+        self.ground.stir();
         let Some(volume) = self.controllable(id, control, false) else { return };
         let error = match () {
-            () if !volume.attached => Some(ControlError::Detached),
-            () if volume.mode == Mode::WriteBack
-                && !volume.progress.is_grouped()
-                && !volume.spec.read_only =>
+            () if !volume.is_attached() => Some(ControlError::Detached),
+            () if volume.mode() == Mode::WriteBack
+                && !volume.progress().is_grouped()
+                && !volume.spec().read_only =>
             {
                 Some(ControlError::Unordered)
             }
             () => volume.loss(),
         };
         if let Some(error) = error {
-            return self.ground.base.out.control_done(control, Err(error));
+            return self.ground.control_done(control, Err(error));
         }
-        let sequence = volume.log.built();
-        volume.progress.want(sequence);
-        volume.task = Task::Snapshot { control, step: Step::Backlog { sequence, pass: 1 } };
+        let sequence = volume.log().built();
+        volume.progress_mut().want(sequence);
+        volume.begin(Task::Snapshot { control, step: Step::Backlog { sequence, pass: 1 } });
     }
 
     pub(crate) fn pump_snapshot(&mut self, now: Nanos, id: VolumeId, control: u64, step: Step) {
-        let dead = self.ground.base.dead;
+        let dead = self.ground.is_dead();
         let volume = self.ground.volume(id);
         let error = match () {
             () if step == Step::Taking => return,
-            () if volume.fenced => Some(ControlError::Backend(IoError::Fenced)),
+            () if volume.is_fenced() => Some(ControlError::Backend(IoError::Fenced)),
             () if dead => Some(ControlError::Device),
             () => volume.loss(),
         };
@@ -53,8 +53,8 @@ impl Engine {
         }
         let Some(step) = self.next_step(now, id, step) else { return };
         let volume = self.ground.volume_mut(id);
-        volume.task = Task::Snapshot { control, step };
-        self.ground.base.out.stir();
+        volume.begin(Task::Snapshot { control, step });
+        self.ground.stir();
         if step == Step::Taking {
             self.ground.backend(Io::Snapshot { volume: id }, id, BackendOp::Snapshot { control });
         }
@@ -64,12 +64,12 @@ impl Engine {
     fn next_step(&mut self, now: Nanos, id: VolumeId, step: Step) -> Option<Step> {
         let quiet = self.image_is_quiet(id);
         let volume = self.ground.volume_mut(id);
-        let grouped = volume.progress.is_grouped();
+        let grouped = volume.progress().is_grouped();
         match step {
-            Step::Backlog { sequence, .. } if volume.progress.drained() < sequence => None,
-            Step::Backlog { pass, .. } if volume.ledger.held() > GROUP_BLOCKS_MAX && pass < PASSES_MAX => {
-                let sequence = volume.log.built();
-                volume.progress.want(sequence);
+            Step::Backlog { sequence, .. } if volume.progress().drained() < sequence => None,
+            Step::Backlog { pass, .. } if volume.ledger().held() > GROUP_BLOCKS_MAX && pass < PASSES_MAX => {
+                let sequence = volume.log().built();
+                volume.progress_mut().want(sequence);
                 Some(Step::Backlog { sequence, pass: pass + 1 })
             }
             Step::Backlog { .. } => Some(Step::Cut),
@@ -80,8 +80,8 @@ impl Engine {
                 Some(Step::Image)
             }
             Step::Image if !grouped => quiet.then_some(Step::Taking),
-            Step::Image if volume.ledger.cut_index().is_none() || !quiet => None,
-            Step::Image if volume.ledger.cut_is_reached() => Some(Step::Taking),
+            Step::Image if volume.ledger().cut_index().is_none() || !quiet => None,
+            Step::Image if volume.ledger().cut_is_reached() => Some(Step::Taking),
             Step::Image => {
                 self.drain.hurry_cut(&mut self.ground, now, id);
                 None
@@ -94,22 +94,22 @@ impl Engine {
     fn image_is_quiet(&self, id: VolumeId) -> bool {
         let volume = self.ground.volume(id);
         let direct = volume.goes_direct() || !self.front.is_direct(id);
-        self.drain.is_quiet(id) && direct && !volume.backend.is_flushing()
+        self.drain.is_quiet(id) && direct && !volume.backend().is_flushing()
     }
 
     pub(crate) fn snapshot_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
         self.ground.note_fence(now, id, result);
-        let Task::Snapshot { control, .. } = self.ground.volume(id).task else {
+        let Task::Snapshot { control, .. } = self.ground.volume(id).task() else {
             unreachable!("a snapshot was being taken")
         };
         self.end_snapshot(id, control, result.map_err(ControlError::Backend));
     }
 
     fn end_snapshot(&mut self, id: VolumeId, control: u64, result: Result<(), ControlError>) {
-        self.ground.volume_mut(id).task = Task::None;
+        self.ground.volume_mut(id).end_task();
         self.drain.end_cut(&mut self.ground, id);
-        self.ground.volume_mut(id).recheck = true;
-        self.ground.base.out.stir();
-        self.ground.base.out.control_done(control, result);
+        self.ground.volume_mut(id).recheck();
+        self.ground.stir();
+        self.ground.control_done(control, result);
     }
 }

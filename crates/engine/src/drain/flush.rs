@@ -8,15 +8,14 @@ use crate::ground::Ground;
 impl Drain {
     /// Sends a backend flush where drained objects or direct writes wait for one.
     pub(crate) fn flush_step(&mut self, ground: &mut Ground, now: Nanos) {
-        for i in 0..ground.volumes.len() {
-            let Some(volume) = &mut ground.volumes[i] else { continue };
-            let id = VolumeId(i as u16);
+        for id in ground.places() {
+            let Some(volume) = ground.get_mut(id) else { continue };
             let part = self.volumes.of_mut(id);
-            let wanted = !part.unflushed.is_empty() || volume.backend.wants_flush();
-            if volume.backend.is_flushing() || !wanted || !volume.backend.may_send(now) {
+            let wanted = !part.unflushed.is_empty() || volume.backend().wants_flush();
+            if volume.backend().is_flushing() || !wanted || !volume.backend().may_send(now) {
                 continue;
             }
-            let covers = volume.backend.begin_flush();
+            let covers = volume.backend_mut().begin_flush();
             std::mem::swap(&mut part.flushing, &mut part.unflushed);
             ground.backend(Io::DrainFlush { volume: id, covers }, id, BackendOp::Flush);
         }
@@ -32,7 +31,8 @@ impl Drain {
     ) {
         ground.note_backend_result(now, id, result);
         let volume = ground.volume_mut(id);
-        volume.backend.end_flush(covers, result.is_ok(), volume.mode == Mode::WriteBack);
+        let logged = volume.mode() == Mode::WriteBack;
+        volume.backend_mut().end_flush(covers, result.is_ok(), logged);
         if result.is_err() {
             self.distrust(ground, id);
         }

@@ -4,6 +4,7 @@ use crate::api::{BLOCK_BYTES, BackendOp, IoError, Nanos, VolumeId};
 use crate::base::flight::Io;
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
+use crate::base::pools::For;
 use crate::base::util::runs;
 use crate::blocks::bad::BadCopy;
 use crate::blocks::index::{Lookup, Position};
@@ -41,10 +42,10 @@ impl Drain {
     /// Begins the next frame of the closed group; false when there is none, or no buffer for it.
     pub(super) fn redo_next(&mut self, ground: &mut Ground, id: VolumeId) -> bool {
         let Some(closed) = self.closed(id) else { return false };
-        if closed.again.is_empty() && ground.volume(id).ledger.is_gathered() {
+        if closed.again.is_empty() && ground.volume(id).ledger().is_gathered() {
             return false;
         }
-        let Some(buf) = ground.base.pools.drain.take() else { return false };
+        let Some(buf) = ground.pools_mut().take(For::Drain) else { return false };
         let again = self.closed_mut(id).again.pop();
         let frame = match again {
             Some(frame) => Some(refresh_frame(ground, frame, buf)),
@@ -52,8 +53,8 @@ impl Drain {
         };
         let Some(frame) = frame else {
             // Nothing is left to gather: the group can be committed.
-            ground.base.pools.drain.give(buf);
-            ground.base.out.stir();
+            ground.pools_mut().give(For::Drain, buf);
+            ground.stir();
             return false;
         };
         self.closed_mut(id).in_flight += 1;
@@ -87,13 +88,13 @@ impl Drain {
             bad: false,
             second: false,
         };
-        volume.ledger.gather_blocks(FRAME_BLOCKS_MAX, &mut |block, position| {
+        volume.ledger_mut().gather_blocks(FRAME_BLOCKS_MAX, &mut |block, position| {
             frame.blocks.push(FrameBlock { block, position, crc: 0 });
         });
         if frame.blocks.len() < FRAME_BLOCKS_MAX {
             let room = FRAME_ENTRIES_MAX - frame.blocks.len();
             let mut take = |block, n, keep| frame.zeroes.push((block, n, keep));
-            volume.ledger.gather_zeroes(room, blocks_end, &mut take);
+            volume.ledger_mut().gather_zeroes(room, blocks_end, &mut take);
         }
         if frame.blocks.is_empty() && frame.zeroes.is_empty() {
             return None;
@@ -114,10 +115,10 @@ impl Drain {
             return self.seal_frame(ground, index);
         }
         for (start, end, position) in spans {
-            ground.space.pin(position);
+            ground.space_mut().pin(position);
             let buf = buf.slice(frame_bytes(start), (end - start) * BLOCK_BYTES);
             let io = Io::FrameRead { frame: index, start: start as u16, end: end as u16 };
-            ground.base.out.read(io, byte(position), buf);
+            ground.read(io, byte(position), buf);
         }
     }
 
@@ -131,17 +132,17 @@ impl Drain {
     ) {
         let frame = &mut self.frames[index];
         let id = frame.volume;
-        ground.space.unpin(frame.blocks[usize::from(start)].position);
+        ground.space_mut().unpin(frame.blocks[usize::from(start)].position);
         for i in usize::from(start)..usize::from(end) {
             let FrameBlock { block, position, .. } = frame.blocks[i];
-            let crc = crc32c(ground.base.arena.bytes(frame.buf.slice(frame_bytes(i), BLOCK_BYTES)));
+            let crc = crc32c(ground.bytes(frame.buf.slice(frame_bytes(i), BLOCK_BYTES)));
             frame.blocks[i].crc = crc;
-            let verifies = crc == ground.space.marks.crc(position);
+            let verifies = crc == ground.marks().crc(position);
             if result.is_err() || !verifies && !mutated!(SkipDrainCrc) {
                 frame.bad = true;
                 if frame.second {
                     ground.note_corrupt(id, position);
-                    ground.bad.report(BadCopy::of_anybody(id, block, position));
+                    ground.bad_mut().report(BadCopy::of_anybody(id, block, position));
                 }
             }
         }
@@ -163,8 +164,8 @@ impl Drain {
         let frame = &self.frames[index];
         let id = frame.volume;
         let name = FrameName {
-            uuid: ground.base.geo.uuid,
-            generation: ground.volume(id).spec.generation,
+            uuid: ground.geo().uuid,
+            generation: ground.volume(id).spec().generation,
             group: self.closed(id).expect("a group is closed").group,
             frame: frame.number,
         };
@@ -173,7 +174,7 @@ impl Drain {
             Entry::new(if keep { EntryKind::WriteZeroes } else { EntryKind::Discard }, block, n)
         });
         let header = frame.buf.slice(0, BLOCK_BYTES);
-        encode_header(ground.base.arena.bytes_mut(header), name, data.chain(zeroes));
+        encode_header(ground.bytes_mut(header), name, data.chain(zeroes));
         self.when_stable(ground, id, Deferred::Frame(index));
     }
 
@@ -206,8 +207,8 @@ impl Drain {
             return self.give_back_frame(ground, index);
         }
         let frame = self.frames.remove(index);
-        ground.base.pools.drain.give(frame.buf);
-        ground.volume_mut(id).count.redo_bytes += frame_bytes(frame.blocks.len()) as u64;
+        ground.pools_mut().give(For::Drain, frame.buf);
+        ground.volume_mut(id).count_mut().redo_bytes += frame_bytes(frame.blocks.len()) as u64;
         self.volumes.of_mut(id).in_flight -= 1;
         self.closed_mut(id).in_flight -= 1;
     }
@@ -216,7 +217,7 @@ impl Drain {
     pub(super) fn give_back_frame(&mut self, ground: &mut Ground, index: u32) {
         let frame = self.frames.remove(index);
         if !mutated!(FailedFrameKeepsBuffer) {
-            ground.base.pools.drain.give(frame.buf);
+            ground.pools_mut().give(For::Drain, frame.buf);
         }
         self.volumes.of_mut(frame.volume).in_flight -= 1;
         let closed = self.closed_mut(frame.volume);
@@ -227,7 +228,7 @@ impl Drain {
 
 /// The frame again, in another buffer: its blocks may have been moved or lost meanwhile.
 fn refresh_frame(ground: &Ground, mut frame: Frame, buf: Buf) -> Frame {
-    let index = ground.volume(frame.volume).ledger.closed_index().expect("a group is closed");
+    let index = ground.volume(frame.volume).ledger().closed_index().expect("a group is closed");
     frame.blocks.retain_mut(|part| match index.lookup(part.block) {
         Lookup::At(position) => {
             part.position = position;

@@ -125,12 +125,14 @@ impl Drain {
     /// it all. `old_redo`: an earlier generation may have left some.
     pub(crate) fn begin_groups(&mut self, ground: &mut Ground, now: Nanos, id: VolumeId, old_redo: bool) {
         let (volume, space) = ground.volume_and_space(id);
-        volume.ledger.begin_groups(space, now);
+        volume.ledger_mut().begin_groups(space, now);
         let part = self.volumes.of_mut(id);
-        part.queue.hold(volume.log.published());
-        volume.progress.note_committed(volume.progress.drained());
-        if volume.ledger.is_uncommitted() {
-            volume.progress.uncommit(volume.log.published());
+        part.queue.hold(volume.log().published());
+        let drained = volume.progress().drained();
+        volume.progress_mut().advance_committed(drained);
+        if volume.ledger().is_uncommitted() {
+            let published = volume.log().published();
+            volume.progress_mut().uncommit(published);
         }
         part.groups = Some(Box::new(Groups::new(old_redo)));
         self.note_redo(ground, id);
@@ -139,10 +141,10 @@ impl Drain {
     /// Closes one group with what the image lacks at this moment, for a snapshot.
     pub(crate) fn close_whole(&mut self, ground: &mut Ground, now: Nanos, id: VolumeId) {
         let (volume, space) = ground.volume_and_space(id);
-        volume.ledger.cut_whole(space, now);
-        let sequence = volume.log.published();
-        volume.progress.uncommit(sequence);
-        volume.count.groups += 1;
+        volume.ledger_mut().cut_whole(space, now);
+        let sequence = volume.log().published();
+        volume.progress_mut().uncommit(sequence);
+        volume.count_mut().groups += 1;
         let part = self.volumes.of_mut(id);
         part.queue.hold(sequence);
         let closed = Closed { whole: true, ..Closed::new(part.groups_made + 1, sequence, now) };
@@ -154,9 +156,9 @@ impl Drain {
     pub(crate) fn end_cut(&mut self, ground: &mut Ground, id: VolumeId) {
         let (volume, space) = ground.volume_and_space(id);
         let mut groups = self.volumes.of_mut(id).groups.as_mut();
-        if volume.ledger.cut_index().is_some() {
+        if volume.ledger().cut_index().is_some() {
             groups.as_mut().expect("a cut is one of its groups").closed = None;
-            volume.ledger.thaw(space);
+            volume.ledger_mut().thaw(space);
         }
         if let Some(closed) = groups.and_then(|groups| groups.closed.as_mut()) {
             closed.whole = false;
@@ -173,18 +175,18 @@ impl Drain {
     /// What the cut needs and nobody is bringing to the image is drained next.
     pub(crate) fn hurry_cut(&mut self, ground: &mut Ground, now: Nanos, id: VolumeId) {
         let volume = ground.volume_mut(id);
-        let Some(cut) = volume.ledger.cut_index() else { return };
+        let Some(cut) = volume.ledger().cut_index() else { return };
         let objects: Vec<u32> = cut.objects(0).collect();
         let part = self.volumes.of_mut(id);
         let closed = part.groups.as_ref().and_then(|groups| groups.closed.as_ref());
         let sequence = closed.expect("a cut is a closed group").sequence;
-        part.queue.hurry(&mut volume.ledger, &objects, sequence, now);
+        part.queue.hurry(volume.ledger_mut(), &objects, sequence, now);
     }
 
     /// Tells whether the backend has more than the image, or gets it.
     fn note_redo(&self, ground: &mut Ground, id: VolumeId) {
         let groups = self.volumes.of(id).groups.as_ref();
-        ground.volume_mut(id).redo_is_kept = groups.is_some_and(|groups| groups.is_busy());
+        ground.volume_mut(id).note_redo(groups.is_some_and(|groups| groups.is_busy()));
     }
 
     fn end_groups(&mut self, ground: &mut Ground, id: VolumeId) {
@@ -192,10 +194,10 @@ impl Drain {
         part.groups = None;
         part.queue.look_again();
         let volume = ground.volume_mut(id);
-        volume.ledger.end_groups();
-        volume.progress.end_groups();
-        volume.recheck = true;
-        volume.redo_is_kept = false;
+        volume.ledger_mut().end_groups();
+        volume.progress_mut().end_groups();
+        volume.recheck();
+        volume.note_redo(false);
     }
 
     /// Whether blocks from `block` on must stay out of the image for now, and how many of the next `n` are like it. Tells up to
@@ -207,7 +209,7 @@ impl Drain {
         block: u64,
         n: u32,
     ) -> (Option<u64>, u32) {
-        let (group, n) = ground.volume(id).ledger.uncommitted(block, n);
+        let (group, n) = ground.volume(id).ledger().uncommitted(block, n);
         (group.map(|group| self.sequence_of(ground, id, group)), n)
     }
 
@@ -216,7 +218,7 @@ impl Drain {
         let groups = self.volumes.of(id).groups.as_ref();
         let closed = groups.and_then(|groups| groups.closed.as_ref());
         match group {
-            Uncommitted::Open => ground.volume(id).log.published(),
+            Uncommitted::Open => ground.volume(id).log().published(),
             Uncommitted::Closed => closed.expect("a group is closed").sequence,
         }
     }
@@ -225,11 +227,11 @@ impl Drain {
     pub(crate) fn cut(&mut self, ground: &mut Ground, now: Nanos, id: VolumeId, flush: bool) {
         let Some(due) = self.cut_is_due(ground, now, id, flush) else { return };
         let volume = ground.volume_mut(id);
-        volume.count.groups_early += u64::from(due == Due::Early);
-        volume.count.groups += 1;
-        volume.ledger.cut();
+        volume.count_mut().groups_early += u64::from(due == Due::Early);
+        volume.count_mut().groups += 1;
+        volume.ledger_mut().cut();
         let part = self.volumes.of_mut(id);
-        let closed = Closed::new(part.groups_made + 1, volume.log.published(), now);
+        let closed = Closed::new(part.groups_made + 1, volume.log().published(), now);
         part.groups.as_mut().expect("a group is due").closed = Some(closed);
         self.note_redo(ground, id);
     }
@@ -237,24 +239,24 @@ impl Drain {
     fn cut_is_due(&self, ground: &Ground, now: Nanos, id: VolumeId, flush: bool) -> Option<Due> {
         let volume = ground.volume(id);
         let groups = self.volumes.of(id).groups.as_ref()?;
-        let since = volume.ledger.open_since()?;
-        if groups.closed.is_some() || volume.failed || volume.fenced || volume.is_to_be_cut() {
+        let since = volume.ledger().open_since()?;
+        if groups.closed.is_some() || volume.is_failed() || volume.is_fenced() || volume.is_to_be_cut() {
             // A group without a block that is lost would be no state that the volume ever had.
             return None;
         }
         let age = now.saturating_sub(since);
-        let blocks = volume.ledger.open_blocks();
+        let blocks = volume.ledger().open_blocks();
         let kept = groups.kept_blocks();
         let long = kept > 0 && kept + blocks > kept_blocks_max(ground, id) || groups.kept.len() >= KEPT_MAX;
         if long && self.has_work(ground, id) {
             return None;
         }
-        let committed = volume.progress.committed().expect("a volume with groups");
-        let waited_for = volume.mode != Mode::WriteBack
+        let committed = volume.progress().committed().expect("a volume with groups");
+        let waited_for = volume.mode() != Mode::WriteBack
             || volume.is_waited_for()
-            || volume.progress.wanted() > committed
+            || volume.progress().wanted() > committed
             || volume.is_to_be_empty()
-            || ground.base.dead;
+            || ground.is_dead();
         if waited_for || age >= GROUP_NS_MAX || flush && age >= GROUP_NS_MIN {
             return Some(Due::Now);
         }
@@ -270,23 +272,22 @@ impl Drain {
 
     /// Something of the volume can go to the image now.
     fn has_work(&self, ground: &Ground, id: VolumeId) -> bool {
-        let drainable = ground.volume(id).progress.drainable();
+        let drainable = ground.volume(id).progress().drainable();
         let part = self.volumes.of(id);
         !part.objects.is_empty() || part.queue.iter().any(|dirty| dirty.drain_from <= drainable)
     }
 
     /// Cuts groups, commits what is written, trims what the image has.
     pub(crate) fn group_step(&mut self, ground: &mut Ground, now: Nanos) {
-        for i in 0..ground.volumes.len() {
-            let id = VolumeId(i as u16);
-            let Some(volume) = &ground.volumes[i] else { continue };
-            let may_send = volume.attached && !volume.is_leaving() && volume.backend.may_send(now);
+        for id in ground.places() {
+            let Some(volume) = ground.get(id) else { continue };
+            let may_send = volume.is_attached() && !volume.is_leaving() && volume.backend().may_send(now);
             if self.volumes.of(id).groups.is_none() || !may_send {
                 continue;
             }
             if volume.groups_end() && !volume.has_redo() {
                 self.end_groups(ground, id);
-                ground.base.out.stir();
+                ground.stir();
                 continue;
             }
             self.skip_nothing(ground, id);
@@ -300,14 +301,14 @@ impl Drain {
     /// Where all that would have to be committed is lost, nothing waits for a commit.
     fn skip_nothing(&mut self, ground: &mut Ground, id: VolumeId) {
         let volume = ground.volume_mut(id);
-        let sequence = volume.log.published();
-        if volume.ledger.is_uncommitted() || volume.progress.committed().is_none_or(|at| at >= sequence) {
+        let sequence = volume.log().published();
+        if volume.ledger().is_uncommitted() || volume.progress().committed().is_none_or(|at| at >= sequence) {
             return;
         }
-        volume.progress.note_committed(sequence);
+        volume.progress_mut().advance_committed(sequence);
         self.volumes.of_mut(id).queue.commit(sequence);
         self.update(ground, id);
-        ground.base.out.stir();
+        ground.stir();
     }
 
     /// Changes the redo's header once all frames of the closed group are written.
@@ -317,9 +318,9 @@ impl Drain {
         let (busy, old_redo) = (groups.trimming.is_some(), groups.old_redo);
         let first = groups.kept.front().map(|kept| kept.group);
         let Some(closed) = &mut groups.closed else { return };
-        let written = volume.ledger.is_gathered() && closed.in_flight == 0 && closed.again.is_empty();
-        let is_cut = volume.ledger.cut_index().is_some();
-        if !written || closed.committing || is_cut || busy || volume.failed {
+        let written = volume.ledger().is_gathered() && closed.in_flight == 0 && closed.again.is_empty();
+        let is_cut = volume.ledger().cut_index().is_some();
+        if !written || closed.committing || is_cut || busy || volume.is_failed() {
             return;
         }
         closed.committing = true;
@@ -358,23 +359,23 @@ impl Drain {
         groups.old_redo = false;
         groups.noted_at = now;
         if closed.frames > 0 {
-            let blocks = volume.ledger.closed_blocks();
+            let blocks = volume.ledger().closed_blocks();
             groups.kept.push_back(Kept { group: closed.group, sequence: closed.sequence, blocks });
         }
-        volume.progress.note_committed(closed.sequence);
+        volume.progress_mut().advance_committed(closed.sequence);
         part.groups_made = closed.group;
         part.queue.commit(closed.sequence);
         if closed.whole {
             closed.committing = false;
             groups.closed = Some(closed);
-            volume.ledger.keep_as_cut();
+            volume.ledger_mut().keep_as_cut();
         } else {
-            volume.ledger.thaw(space);
+            volume.ledger_mut().thaw(space);
         }
         self.update(ground, id);
         self.note_redo(ground, id);
-        ground.volume_mut(id).recheck = true;
-        ground.base.out.stir();
+        ground.volume_mut(id).recheck();
+        ground.stir();
     }
 
     /// Takes groups out of the header that are in the image.
@@ -383,10 +384,10 @@ impl Drain {
         let part = self.volumes.of_mut(id);
         let Some(groups) = part.groups.as_mut() else { return };
         let committing = groups.closed.as_ref().is_some_and(|closed| closed.committing);
-        let drained = volume.progress.drained();
+        let drained = volume.progress().drained();
         let is_in_image = |kept: &&Kept| kept.sequence <= drained || mutated!(TrimBeforeApplied);
         let done = groups.kept.iter().take_while(is_in_image).count();
-        let old = groups.old_redo && !volume.ledger.is_uncommitted();
+        let old = groups.old_redo && !volume.ledger().is_uncommitted();
         if done == 0 && !old || groups.trimming.is_some() || committing {
             return;
         }
@@ -405,7 +406,7 @@ impl Drain {
         result: Result<(), IoError>,
     ) {
         ground.note_backend_result(now, id, result);
-        ground.volume_mut(id).recheck = true;
+        ground.volume_mut(id).recheck();
         let groups = self.volumes.of_mut(id).groups.as_mut().expect("a volume with groups");
         let first = groups.trimming.take().expect("the redo is trimmed");
         if result.is_ok() {
@@ -413,22 +414,22 @@ impl Drain {
             groups.old_redo = false;
         }
         self.note_redo(ground, id);
-        ground.base.out.stir();
+        ground.stir();
     }
 
     /// Records beside the image how far the volume is, so that the size of a loss is known without its host.
     fn note_progress(&mut self, ground: &mut Ground, now: Nanos, id: VolumeId) {
         let volume = ground.volume(id);
         let Some(groups) = self.volumes.of_mut(id).groups.as_mut() else { return };
-        if groups.noting || now < groups.noted_at + NOTE_NS || !volume.ledger.is_uncommitted() {
+        if groups.noting || now < groups.noted_at + NOTE_NS || !volume.ledger().is_uncommitted() {
             return;
         }
         groups.noting = true;
         groups.noted_at = now;
         let op = BackendOp::RedoNote {
-            sequence: volume.log.published(),
-            durable: volume.log.durable(),
-            bytes: volume.ledger.uncommitted_blocks() * BLOCK_BYTES as u64,
+            sequence: volume.log().published(),
+            durable: volume.log().durable(),
+            bytes: volume.ledger().uncommitted_blocks() * BLOCK_BYTES as u64,
             bytes_max: ground.dirty_bytes_max(id),
         };
         self.note_redo(ground, id);
@@ -444,10 +445,10 @@ impl Drain {
         result: Result<(), IoError>,
     ) {
         ground.note_fence(now, id, result);
-        ground.volume_mut(id).recheck = true;
+        ground.volume_mut(id).recheck();
         self.volumes.of_mut(id).groups.as_mut().expect("a volume with groups").noting = false;
         self.note_redo(ground, id);
-        ground.base.out.stir();
+        ground.stir();
     }
 
     /// When a group is due or the progress is to be noted, if nothing else happens.
@@ -455,10 +456,10 @@ impl Drain {
         let due = |id: VolumeId| {
             let volume = ground.volume(id);
             let groups = self.volumes.of(id).groups.as_ref()?;
-            if !volume.attached || volume.is_leaving() || !volume.ledger.is_uncommitted() {
+            if !volume.is_attached() || volume.is_leaving() || !volume.ledger().is_uncommitted() {
                 return None;
             }
-            let open_since = volume.ledger.open_since().filter(|_| groups.closed.is_none());
+            let open_since = volume.ledger().open_since().filter(|_| groups.closed.is_none());
             let ages = [GROUP_NS_URGENT, GROUP_NS_MAX].map(|age| open_since.map(|since| since + age));
             let note = (!groups.noting).then_some(groups.noted_at + NOTE_NS);
             ages.into_iter().flatten().chain(note).filter(|&at| at > now).min()

@@ -18,6 +18,7 @@ pub(crate) use group::GROUP_BLOCKS_MAX;
 use crate::api::{BLOCK_BYTES, IoError, Mode, Nanos, VolumeId};
 use crate::base::consequences::Consequence;
 use crate::base::mutation::mutated;
+use crate::base::pools::For;
 use crate::base::table::Table;
 use crate::base::util::Slab;
 use crate::blocks::index::ObjectFlags;
@@ -120,9 +121,12 @@ impl Drain {
     pub(crate) fn restore(&mut self, ground: &mut Ground, id: VolumeId, now: Nanos) {
         self.add(id);
         let (volume, space) = ground.volume_and_space(id);
-        let sequence = volume.progress.drained() + 1;
-        for object in dirty_objects(&volume.ledger, space) {
-            self.volumes.of_mut(id).queue.note(&mut volume.ledger, DirtyObject::since(object, sequence, now));
+        let sequence = volume.progress().drained() + 1;
+        for object in dirty_objects(volume.ledger(), space) {
+            self.volumes
+                .of_mut(id)
+                .queue
+                .note(volume.ledger_mut(), DirtyObject::since(object, sequence, now));
         }
     }
 
@@ -148,10 +152,10 @@ impl Drain {
         now: Nanos,
     ) {
         let volume = ground.volume_mut(id);
-        let wait_for = if volume.progress.is_grouped() { sequence } else { 0 };
+        let wait_for = if volume.progress().is_grouped() { sequence } else { 0 };
         let queue = &mut self.volumes.of_mut(id).queue;
         for object in objects {
-            queue.note(&mut volume.ledger, DirtyObject::since(object, sequence, now).waiting(wait_for));
+            queue.note(volume.ledger_mut(), DirtyObject::since(object, sequence, now).waiting(wait_for));
         }
     }
 
@@ -159,15 +163,15 @@ impl Drain {
     pub(crate) fn note_moved(&mut self, ground: &mut Ground, id: VolumeId, object: u32, now: Nanos) {
         let volume = ground.volume_mut(id);
         let queue = &mut self.volumes.of_mut(id).queue;
-        let flags = volume.ledger.flags(object);
+        let flags = volume.ledger().flags(object);
         let queued = flags.contains(ObjectFlags::QUEUED);
         // A drain under way knows the old position only: it will not make this copy clean.
         if queued && flags.contains(ObjectFlags::DRAINING) {
             queue.again(object);
         }
         if !queued && !mutated!(MovedWhileDrained) {
-            let sequence = volume.progress.drained() + 1;
-            queue.requeue(&mut volume.ledger, DirtyObject::since(object, sequence, now));
+            let sequence = volume.progress().drained() + 1;
+            queue.requeue(volume.ledger_mut(), DirtyObject::since(object, sequence, now));
         }
     }
 
@@ -179,21 +183,21 @@ impl Drain {
         (id, sequence): (VolumeId, u64),
         mut is_clean: impl FnMut(&mut Ledger, &mut Space, u32) -> bool,
     ) {
-        let (volume, space) = ground.volume_and_space(id);
+        let (ledger, space) = ground.ledger_and_space(id);
         let queue = &mut self.volumes.of_mut(id).queue;
-        queue.drain_until(&mut volume.ledger, sequence, |ledger, object| is_clean(ledger, space, object));
+        queue.drain_until(ledger, sequence, |ledger, object| is_clean(ledger, space, object));
     }
 
     /// Starts as much of the drain as is due.
     pub(crate) fn step(&mut self, ground: &mut Ground, now: Nanos) {
         // Stopped backends keep what they have: some buffers are for volumes that have none.
-        let attached = ground.ids().filter(|&id| ground.volume(id).attached);
+        let attached = ground.ids().filter(|&id| ground.volume(id).is_attached());
         let without = attached.filter(|&id| self.volumes.of(id).in_flight == 0).count();
-        let reserved = without.min(ground.base.config.drain_buffers / 2);
-        let volumes = ground.volumes.len();
+        let reserved = without.min(ground.config().drain_buffers / 2);
+        let volumes = ground.places_count();
         for i in 0..volumes {
             let id = VolumeId(((self.next + i) % volumes) as u16);
-            if ground.volumes[id.0 as usize].is_some() {
+            if ground.get(id).is_some() {
                 self.step_volume(ground, now, id, reserved);
             }
         }
@@ -204,9 +208,9 @@ impl Drain {
     fn step_volume(&mut self, ground: &mut Ground, now: Nanos, id: VolumeId, reserved: usize) {
         loop {
             let volume = ground.volume(id);
-            let idle = !volume.attached || volume.is_leaving() || volume.spec.read_only;
+            let idle = !volume.is_attached() || volume.is_leaving() || volume.spec().read_only;
             // What is bad would be found bad again.
-            if idle || !volume.backend.may_send(now) || ground.bad.are_of(id) {
+            if idle || !volume.backend().may_send(now) || ground.bad().are_of(id) {
                 return;
             }
             let part = self.volumes.of(id);
@@ -215,14 +219,14 @@ impl Drain {
             // A volume may use as many buffers as are left for the others: a stopped backend cannot
             // take them all.
             let reserved = if in_flight > 0 { reserved } else { 0 };
-            let left = ground.base.pools.drain.available().saturating_sub(reserved);
+            let left = ground.pools().left(For::Drain).saturating_sub(reserved);
             let limit = if urgent { left } else { PIECES_RELAXED };
             if in_flight >= 4 && in_flight >= limit || left == 0 {
                 return;
             }
             // The redo first: nothing else can go to the image before it is committed. Not where the backend is full: what is
             // committed may take no room there, and its redo can be removed then.
-            let full = volume.backend.error() == Some(IoError::Full);
+            let full = volume.backend().error() == Some(IoError::Full);
             let (open, may_start) = (part.open, part.objects.len() < OBJECTS_MAX);
             let gentle = !urgent && in_flight >= pieces_gentle(ground, id);
             let more = !full && self.redo_next(ground, id)
@@ -236,7 +240,7 @@ impl Drain {
                 return;
             }
             if in_flight == 0 {
-                ground.volume_mut(id).backend.begin_drain(now);
+                ground.volume_mut(id).backend_mut().begin_drain(now);
             }
         }
     }
@@ -244,25 +248,25 @@ impl Drain {
     /// Whether the volume's drain is to run as fast as it can.
     fn is_urgent(&self, ground: &Ground, id: VolumeId) -> bool {
         let volume = ground.volume(id);
-        volume.mode != Mode::WriteBack
+        volume.mode() != Mode::WriteBack
             || volume.is_busy()
-            || volume.progress.wanted() > volume.progress.drained()
-            || volume.ledger.held() * BLOCK_BYTES as u64 > ground.dirty_bytes_max(id) / 2
+            || volume.progress().wanted() > volume.progress().drained()
+            || volume.ledger().held() * BLOCK_BYTES as u64 > ground.dirty_bytes_max(id) / 2
             || self.redo_is_long(ground, id)
-            || volume.copy.as_ref().is_some_and(|copy| copy.is_short())
-            || ground.space.dirty_blocks() > ground.space.dirty_blocks_max() / 2
-            || ground.budget.extents() > ground.base.geo.extents_max() / 4
-            || ground.base.dead
+            || volume.copy().is_some_and(|copy| copy.is_short())
+            || ground.space().dirty_blocks() > ground.space().dirty_blocks_max() / 2
+            || ground.budget().extents() > ground.geo().extents_max() / 4
+            || ground.is_dead()
     }
 
     /// Only what a power loss would leave in the log may reach the backend: else the image could hold
     /// a write whose predecessors are lost.
     fn when_stable(&mut self, ground: &mut Ground, id: VolumeId, part: Deferred) {
-        let waiting = Waiting::new(id, ground.volume(id).log.published(), part);
-        if !ground.log.is_stable() && !ground.base.dead {
-            ground.log.defer(waiting);
+        let waiting = Waiting::new(id, ground.volume(id).log().published(), part);
+        if !ground.log().is_stable() && !ground.is_dead() {
+            ground.log_mut().defer(waiting);
             // The part that issues syncs may have had its turn already.
-            ground.base.out.stir();
+            ground.stir();
         } else {
             self.stable(ground, waiting);
         }
@@ -289,7 +293,7 @@ impl Drain {
 
     /// A control operation is complete when everything up to a record is drained.
     pub(crate) fn wait(&mut self, ground: &mut Ground, id: VolumeId, control: u64, sequence: u64) {
-        ground.volume_mut(id).progress.want(sequence);
+        ground.volume_mut(id).progress_mut().want(sequence);
         self.volumes.of_mut(id).waiters.push(Waiter { control, sequence });
         self.update(ground, id);
     }
@@ -314,31 +318,27 @@ impl Drain {
         let oldest = queued.into_iter().chain(busy).min();
         let volume = ground.volume_mut(id);
         let before = if mutated!(DrainedOneTooFar) { 0 } else { 1 };
-        let drained = oldest.map_or(volume.log.published(), |s| s.saturating_sub(before));
-        volume.progress.note_drained(drained, volume.log.published(), volume.has_loss());
-        volume.backlog.note_safe(volume.progress.safe());
-        let drained = volume.progress.drained();
+        let drained = oldest.map_or(volume.log().published(), |s| s.saturating_sub(before));
+        volume.note_drained(drained);
+        let drained = volume.progress().drained();
         let result = volume.loss().map_or(Ok(()), Err);
         let done = |waiter: &&Waiter| waiter.sequence <= drained;
-        part.waiters
-            .iter()
-            .filter(done)
-            .for_each(|waiter| ground.base.out.control_done(waiter.control, result));
+        part.waiters.iter().filter(done).for_each(|waiter| ground.control_done(waiter.control, result));
         part.waiters.retain(|waiter| waiter.sequence > drained);
-        ground.base.consequences.push(Consequence::Drained(id));
+        ground.tell(Consequence::Drained(id));
     }
 
     /// When the drain has something to do next, if nothing else happens.
     pub(crate) fn deadline(&self, ground: &Ground, now: Nanos) -> Option<Nanos> {
         let due = |id: VolumeId| {
             let volume = ground.volume(id);
-            if !volume.attached || volume.is_leaving() {
+            if !volume.is_attached() || volume.is_leaving() {
                 return None;
             }
-            if !volume.backend.may_send(now) {
-                return Some(volume.backend.retry_at());
+            if !volume.backend().may_send(now) {
+                return Some(volume.backend().retry_at());
             }
-            let next = self.volumes.of(id).queue.next().filter(|_| !volume.progress.is_grouped());
+            let next = self.volumes.of(id).queue.next().filter(|_| !volume.progress().is_grouped());
             next.map(|dirty| dirty.since + DELAY_NS)
         };
         ground.ids().filter_map(due).filter(|&at| at > now).min()
@@ -383,9 +383,9 @@ impl Drain {
 
     /// The volume has no object from `first` on any more, nor blocks from `end` on.
     pub(crate) fn truncate(&mut self, ground: &mut Ground, id: VolumeId, end: u64, first: u32) {
-        let (volume, space) = ground.volume_and_space(id);
-        volume.ledger.truncate(space, end);
-        self.volumes.of_mut(id).queue.truncate(&mut volume.ledger, first);
+        let (ledger, space) = ground.ledger_and_space(id);
+        ledger.truncate(space, end);
+        self.volumes.of_mut(id).queue.truncate(ledger, first);
     }
 }
 
@@ -393,10 +393,10 @@ impl Drain {
 /// would take from the writes at hand what they need of the backend, and of this machine.
 fn pieces_gentle(ground: &Ground, id: VolumeId) -> usize {
     let volume = ground.volume(id);
-    if !volume.ledger.is_uncommitted() {
+    if !volume.ledger().is_uncommitted() {
         return PIECES_RELAXED;
     }
-    let (dirty, max) = (volume.ledger.held(), ground.dirty_bytes_max(id) / BLOCK_BYTES as u64);
+    let (dirty, max) = (volume.ledger().held(), ground.dirty_bytes_max(id) / BLOCK_BYTES as u64);
     // Half of what may be dirty is urgent.
     let more = dirty * 2 * (PIECES_RELAXED - PIECES_GENTLE) as u64 / max.max(1);
     (PIECES_GENTLE + more as usize).min(PIECES_RELAXED)

@@ -105,8 +105,8 @@ impl Drain {
         if volume.image_is_held() {
             return false;
         }
-        let drainable = volume.progress.drainable();
-        let (end, ledger) = (volume.drain_end(), &volume.ledger);
+        let drainable = volume.progress().drainable();
+        let (end, ledger) = (volume.drain_end(), volume.ledger());
         let free = |d: &DirtyObject| {
             d.drain_from <= drainable
                 && d.object < end
@@ -115,21 +115,21 @@ impl Drain {
         let part = self.volumes.of_mut(id);
         let Some((at, since)) = part.queue.find(free) else { return false };
         // In groups everything has waited long enough.
-        let young = !volume.progress.is_grouped() && since + DELAY_NS > now;
+        let young = !volume.progress().is_grouped() && since + DELAY_NS > now;
         if !urgent && young {
             return false;
         }
-        let entry = part.queue.begin(&mut volume.ledger, at);
+        let entry = part.queue.begin(volume.ledger_mut(), at);
         let drain = ObjectDrain {
             volume: id,
             entry,
             cursor: 0,
-            zeroes: volume.ledger.flags(entry.object).contains(ObjectFlags::ZERO_DIRTY),
+            zeroes: volume.ledger().flags(entry.object).contains(ObjectFlags::ZERO_DIRTY),
             in_flight: 0,
             failed: false,
             left_out: None,
             committed: if drainable == u64::MAX { 0 } else { drainable },
-            cut: volume.ledger.cut_index().is_some(),
+            cut: volume.ledger().cut_index().is_some(),
             written: self.spare_written.pop().unwrap_or_default(),
         };
         let drain = self.objects.insert(drain);
@@ -144,7 +144,7 @@ impl Drain {
         let end = (object + OBJECT_BLOCKS as u64).min(ground.volume(id).blocks_held().max(object));
         let mut at = object + u64::from(self.objects[d].cursor);
         while at < end {
-            let ledger = &ground.volume(id).ledger;
+            let ledger = ground.volume(id).ledger();
             let (found, n) = ledger.index().lookup_run(at, (end - at) as u32);
             let (uncommitted, n) = match found {
                 Lookup::At(_) | Lookup::Zero => self.uncommitted(ground, id, at, n),
@@ -170,7 +170,7 @@ impl Drain {
                     return true;
                 }
                 Lookup::At(position) => {
-                    let dirty = (position..position + n).position(|p| ground.space.marks.is_dirty(p));
+                    let dirty = (position..position + n).position(|p| ground.marks().is_dirty(p));
                     if let Some(skip) = dirty {
                         return self.read_blocks(ground, d, at + skip as u64..end, uncommitted.is_some());
                     }
@@ -215,7 +215,7 @@ impl Drain {
         let block = BLOCK_BYTES as u64;
         let id = self.objects[d].volume;
         let (offset, len) = (first * block, u64::from(n) * block);
-        let keep = ground.volume(id).ledger.flags(object_of(first)).contains(ObjectFlags::ZERO_KEEP);
+        let keep = ground.volume(id).ledger().flags(object_of(first)).contains(ObjectFlags::ZERO_KEEP);
         let op = match keep {
             true => BackendOp::WriteZeroes { offset, len },
             false => BackendOp::Discard { offset, len },
@@ -288,19 +288,19 @@ impl Drain {
         let mut drain = self.objects.remove(d);
         let (id, object) = (drain.volume, drain.entry.object);
         self.volumes.of_mut(id).objects.retain(|&x| x != d);
-        ground.volume_mut(id).ledger.unmark(object, ObjectFlags::DRAINING);
+        ground.volume_mut(id).ledger_mut().unmark(object, ObjectFlags::DRAINING);
         if flushed {
             self.finish_written(ground, &mut drain);
         } else {
-            self.volumes.of_mut(id).queue.requeue(&mut ground.volume_mut(id).ledger, drain.entry);
+            self.volumes.of_mut(id).queue.requeue(ground.volume_mut(id).ledger_mut(), drain.entry);
         }
         let volume = ground.volume_mut(id);
-        volume.recheck = true;
-        if flushed && !volume.is_dirty() && !ground.base.dead {
-            ground.base.checkpoints.note_drained();
+        volume.recheck();
+        if flushed && !volume.is_dirty() && !ground.is_dead() {
+            ground.checkpoints_mut().note_drained();
         }
         if drain.zeroes {
-            ground.budget.note_extents_changed();
+            ground.budget_mut().note_extents_changed();
         }
         drain.written.clear();
         self.spare_written.push(drain.written);
@@ -311,8 +311,8 @@ impl Drain {
         let (id, object) = (drain.volume, drain.entry.object);
         let mut drained = 0;
         for &Written { block, position, opened } in &drain.written {
-            let (volume, space) = ground.volume_and_space(id);
-            match volume.ledger.clean(space, block, position, opened) {
+            let (ledger, space) = ground.ledger_and_space(id);
+            match ledger.clean(space, block, position, opened) {
                 Cleaned::Superseded => {}
                 // The groups began while it was on its way: theirs has to hold it all the same.
                 Cleaned::Needed(group) => {
@@ -321,16 +321,15 @@ impl Drain {
                 Cleaned::Clean { was_dirty } => drained += u64::from(was_dirty),
             }
         }
-        let checkpoint = ground.base.checkpoints.next();
+        let checkpoint = ground.checkpoints().next();
         let volume = ground.volume_mut(id);
-        let first_sequence = match drain.cut && volume.ledger.cut_has_zeroes(object) {
+        let first_sequence = match drain.cut && volume.ledger_mut().cut_has_zeroes(object) {
             true => drain.entry.first_sequence.max(drain.committed + 1),
             false => drain.entry.first_sequence,
         };
-        volume.count.drained_blocks += drained;
-        volume.backlog.note_drained(drained, volume.progress.safe());
+        volume.note_blocks_drained(drained);
         let queue = &mut self.volumes.of_mut(id).queue;
-        let queued = volume.ledger.flags(object).contains(ObjectFlags::QUEUED);
+        let queued = volume.ledger().flags(object).contains(ObjectFlags::QUEUED);
         if queued {
             queue.look_again();
         }
@@ -341,7 +340,7 @@ impl Drain {
             let entry = match entry.then_first > entry.first_sequence {
                 // What an earlier drain has left out is still on its way, and its promise stands: to wait for what this one has
                 // left out instead would let an object that is written all the time keep the redo for ever.
-                true if entry.wait_for > volume.progress.drainable() => entry,
+                true if entry.wait_for > volume.progress().drainable() => entry,
                 earlier => DirtyObject {
                     first_sequence: if earlier { entry.then_first } else { entry.first_sequence },
                     wait_for: left_out.all,
@@ -349,10 +348,10 @@ impl Drain {
                     ..entry
                 },
             };
-            queue.requeue(&mut volume.ledger, entry);
+            queue.requeue(volume.ledger_mut(), entry);
         } else if drain.zeroes && (mutated!(NewZeroesTakenForDrained) || !queued) {
-            volume.ledger.forget_zeroes(object);
-            volume.forgotten_until = checkpoint;
+            volume.ledger_mut().forget_zeroes(object);
+            volume.forget_until(checkpoint);
         }
     }
 }

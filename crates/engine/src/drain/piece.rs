@@ -4,7 +4,7 @@ use crate::api::{BLOCK_BYTES, BackendOp, IoError, Nanos, VolumeId};
 use crate::base::flight::Io;
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
-use crate::base::pools::PIECE_BLOCKS;
+use crate::base::pools::{For, PIECE_BLOCKS};
 use crate::base::util::runs;
 use crate::blocks::bad::BadCopy;
 use crate::blocks::index::{Lookup, Position};
@@ -49,7 +49,7 @@ impl Drain {
         blocks: Range<u64>,
         frozen: bool,
     ) -> bool {
-        let Some(buf) = ground.base.pools.drain.take() else { return false };
+        let Some(buf) = ground.pools_mut().take(For::Drain) else { return false };
         let (id, first) = (self.objects[d].volume, blocks.start);
         let mut piece = Piece {
             drain: d,
@@ -57,7 +57,7 @@ impl Drain {
             first,
             blocks: 0,
             positions: [0; PIECE_BLOCKS],
-            opened: ground.space.next_sequence,
+            opened: ground.space().next_life(),
             reads: 0,
             bad: false,
             again: false,
@@ -79,7 +79,7 @@ impl Drain {
     /// Where the drain reads a block: its dirty copy, or with `frozen` the older one that a cut needs. `None` if it has none
     /// to bring to the image now.
     fn copy_to_drain(&self, ground: &Ground, id: VolumeId, block: u64, frozen: bool) -> Option<Position> {
-        let ledger = &ground.volume(id).ledger;
+        let ledger = ground.volume(id).ledger();
         let newer = ledger.uncommitted(block, 1).0.is_some();
         let found = match (frozen, newer) {
             (false, false) => ledger.index().lookup(block),
@@ -87,7 +87,7 @@ impl Drain {
             _ => return None,
         };
         let Lookup::At(position) = found else { return None };
-        ground.space.marks.is_dirty(position).then_some(position)
+        ground.marks().is_dirty(position).then_some(position)
     }
 
     /// Reads a piece's blocks from the cache device, those that follow each other there at once.
@@ -95,11 +95,11 @@ impl Drain {
         let piece = self.pieces[index];
         for (start, end) in runs(piece.blocks as usize, |i| piece.positions[i]) {
             let position = piece.positions[start];
-            ground.space.pin(position);
+            ground.space_mut().pin(position);
             self.pieces[index].reads += 1;
             let buf = piece.buf.slice(start * BLOCK_BYTES, (end - start) * BLOCK_BYTES);
             let io = Io::DrainRead { piece: index, start: start as u16, end: end as u16 };
-            ground.base.out.read(io, byte(position), buf);
+            ground.read(io, byte(position), buf);
         }
     }
 
@@ -112,12 +112,12 @@ impl Drain {
         result: Result<(), IoError>,
     ) {
         let piece = self.pieces[index];
-        ground.space.unpin(piece.positions[usize::from(start)]);
+        ground.space_mut().unpin(piece.positions[usize::from(start)]);
         let id = self.objects[piece.drain].volume;
         for i in usize::from(start)..usize::from(end) {
             let position = piece.positions[i];
-            let bytes = ground.base.arena.bytes(piece.buf.slice(i * BLOCK_BYTES, BLOCK_BYTES));
-            let crc = ground.space.marks.crc(position);
+            let bytes = ground.bytes(piece.buf.slice(i * BLOCK_BYTES, BLOCK_BYTES));
+            let crc = ground.marks().crc(position);
             if result.is_ok() && (mutated!(SkipDrainCrc) || crc32c(bytes) == crc) {
                 continue;
             }
@@ -125,7 +125,7 @@ impl Drain {
             if piece.again {
                 ground.note_corrupt(id, position);
                 let block = piece.first + i as u64;
-                ground.bad.report(match piece.frozen {
+                ground.bad_mut().report(match piece.frozen {
                     true => BadCopy::of_anybody(id, block, position),
                     false => BadCopy::current(id, block, position),
                 });
@@ -150,12 +150,12 @@ impl Drain {
 
     /// Whether all blocks of a piece are where they were: what has been moved meanwhile has left its place to others.
     fn is_still_there(&self, ground: &Ground, piece: &Piece) -> bool {
-        let ledger = &ground.volume(self.objects[piece.drain].volume).ledger;
+        let ledger = ground.volume(self.objects[piece.drain].volume).ledger();
         let Some(index) = (if piece.frozen { ledger.cut_index() } else { Some(ledger.index()) }) else {
             return false;
         };
         let is_there = |position, block| {
-            index.lookup(block) == Lookup::At(position) && ground.space.life_of(position) < piece.opened
+            index.lookup(block) == Lookup::At(position) && ground.space().life_of(position) < piece.opened
         };
         piece.positions().iter().zip(piece.first..).all(|(&position, block)| is_there(position, block))
     }
@@ -185,7 +185,7 @@ impl Drain {
         ground.note_backend_result(now, id, result);
         if result.is_ok() {
             let bytes = u64::from(piece.blocks) * BLOCK_BYTES as u64;
-            ground.volume_mut(id).backend.note_drained(now, bytes);
+            ground.volume_mut(id).backend_mut().note_drained(now, bytes);
             let blocks = (piece.first..).zip(piece.positions());
             let opened = piece.opened;
             drain.note_written(blocks.map(|(block, &position)| Written { block, position, opened }));
@@ -196,7 +196,7 @@ impl Drain {
     /// A piece is over: the backend has it, or has not.
     pub(super) fn release_piece(&mut self, ground: &mut Ground, index: u32, written: bool) {
         let piece = self.pieces.remove(index);
-        ground.base.pools.drain.give(piece.buf);
+        ground.pools_mut().give(For::Drain, piece.buf);
         self.returned(ground, piece.drain, written);
     }
 }

@@ -43,14 +43,14 @@ impl Front {
         let vid = self.ops[id].request.volume;
         self.volumes.of_mut(vid).flushes = true;
         let volume = ground.volume(vid);
-        let (built, durable) = (volume.log.built(), volume.log.durable());
+        let (built, durable) = (volume.log().built(), volume.log().durable());
         self.ops[id].sequence = built;
         if durable == built || mutated!(FlushWithoutSync) {
             self.go_on(ground, now, id);
-        } else if ground.base.dead {
+        } else if ground.is_dead() {
             self.ack_when_drained(ground, id);
         } else {
-            ground.log.wait_all_stable(id);
+            ground.log_mut().wait_all_stable(id);
             return true;
         }
         false
@@ -64,15 +64,15 @@ impl Front {
         if volume.is_refusing() {
             return self.complete(ground, id, Err(RequestError::Io));
         }
-        self.ops[id].sequence = volume.log.published();
+        self.ops[id].sequence = volume.log().published();
         self.ops[id].stage = Stage::Acking;
-        volume.through.push_back(id);
+        volume.wait_for_all_drained(id);
         self.release_drained(ground, vid);
     }
 
     /// The log is stable for a flush; what went past it may still need the backend's flush.
     fn flush_stable(&mut self, ground: &mut Ground, id: OpId) {
-        let backend = &mut ground.volume_mut(self.ops[id].request.volume).backend;
+        let backend = ground.volume_mut(self.ops[id].request.volume).backend_mut();
         if backend.is_dirty() {
             self.flush_backend_for(ground, id);
         } else if backend.take_lost() {
@@ -94,13 +94,12 @@ impl Front {
         if volume.is_refusing() {
             return self.complete(ground, id, Err(RequestError::Io));
         }
-        if volume.mode != Mode::WriteBack && op.sequence > volume.progress.safe() {
-            if op.sequence <= volume.backlog.sequence() || !volume.backlog.take_credit(len) {
-                let at = volume.through.iter().rposition(|&o| self.ops[o].sequence <= op.sequence);
-                volume.through.insert(at.map_or(0, |i| i + 1), id);
+        if volume.mode() != Mode::WriteBack && op.sequence > volume.progress().safe() {
+            if op.sequence <= volume.backlog() || !volume.take_credit(len) {
+                volume.wait_for_drain(id, |other| self.ops[other].sequence <= op.sequence);
                 return;
             }
-        } else if volume.mode == Mode::WriteBack {
+        } else if volume.mode() == Mode::WriteBack {
             // Zeroes take no room: only data is held back.
             let len = if matches!(op.request.op, Op::Write { .. }) { len } else { 0 };
             if hold_ns(ground, now, vid, len) > 0 {
@@ -120,7 +119,7 @@ impl Front {
             return;
         }
         let request = &self.ops[id].request;
-        if request.op.is_fua() && ground.volume(request.volume).backend.is_dirty() {
+        if request.op.is_fua() && ground.volume(request.volume).backend().is_dirty() {
             self.flush_backend_for(ground, id);
         } else {
             self.complete(ground, id, Ok(()));
@@ -133,7 +132,7 @@ impl Front {
         let clients = self.volumes.of(id);
         let op = &self.ops[*clients.held.front()?];
         let volume = ground.volume(id);
-        if volume.mode != Mode::WriteBack || volume.closing {
+        if volume.mode() != Mode::WriteBack || volume.is_closing() {
             return Some(now);
         }
         let hold_ns = hold_ns(ground, now, id, op.request.len);
@@ -151,21 +150,20 @@ impl Front {
 
     /// Releases held acknowledgements whose time has come, or whose reason is gone, and those that wait for the drain.
     pub(crate) fn release(&mut self, ground: &mut Ground, now: Nanos) {
-        for i in 0..ground.volumes.len() {
-            let id = VolumeId(i as u16);
-            while ground.volumes[i].is_some()
+        for id in ground.places() {
+            while ground.get(id).is_some()
                 && let Some(due) = self.held_due(ground, now, id).filter(|&due| due <= now)
             {
                 let clients = self.volumes.of_mut(id);
                 let op = clients.held.pop_front().expect("the one that is due");
                 clients.released_at = due;
                 let held_ns = now.saturating_sub(self.ops[op].held_since);
-                ground.volume_mut(id).count.held_ns += held_ns;
+                ground.volume_mut(id).count_mut().held_ns += held_ns;
                 self.answer(ground, op);
             }
-            let Some(volume) = &ground.volumes[i] else { continue };
-            if ground.base.dead && !volume.backend.is_disowned() && !volume.through.is_empty() {
-                ground.base.consequences.push(Consequence::Disown(id));
+            let Some(volume) = ground.get(id) else { continue };
+            if ground.is_dead() && !volume.backend().is_disowned() && volume.is_waited_for() {
+                ground.tell(Consequence::Disown(id));
             }
             self.release_drained(ground, id);
         }
@@ -173,20 +171,21 @@ impl Front {
 
     /// Acknowledges write-through changes that the backend has.
     pub(crate) fn release_drained(&mut self, ground: &mut Ground, id: VolumeId) {
-        while let Some(volume) = &mut ground.volumes[id.0 as usize] {
-            let Some(&front) = volume.through.front() else { return };
-            if ground.base.dead && !volume.backend.is_disowned() {
+        let dead = ground.is_dead();
+        while let Some(volume) = ground.get_mut(id) {
+            let Some(front) = volume.next_through() else { return };
+            if dead && !volume.backend().is_disowned() {
                 return; // A restart might find something older on the device and drain it over this.
             }
             let op = &self.ops[front];
             // Where the drain is grouped, what was not acknowledged before the mode became write-back may stand in the
             // image out of order: it is acknowledged with its group.
-            let ordered = !volume.progress.is_grouped() && volume.mode == Mode::WriteBack;
-            let drained = op.sequence <= volume.progress.safe() || ordered;
-            if !drained && !volume.backlog.take_credit(op.request.len) {
+            let ordered = !volume.progress().is_grouped() && volume.mode() == Mode::WriteBack;
+            let drained = op.sequence <= volume.progress().safe() || ordered;
+            if !drained && !volume.take_credit(op.request.len) {
                 return;
             }
-            volume.through.pop_front();
+            volume.end_through();
             if op.request.op == Op::Flush {
                 self.flush_stable(ground, front);
             } else {
@@ -201,12 +200,12 @@ impl Front {
 fn hold_ns(ground: &Ground, now: Nanos, id: VolumeId, len: u64) -> Nanos {
     let volume = ground.volume(id);
     let max = ground.dirty_bytes_max(id) as f64;
-    let dirty = ((volume.ledger.held() + volume.unpublished_blocks) * BLOCK_BYTES as u64) as f64;
+    let dirty = (volume.blocks_used() * BLOCK_BYTES as u64) as f64;
     let low = max / 2.0;
-    if dirty <= low || volume.backend.rate().is_stale(now) {
+    if dirty <= low || volume.backend().rate().is_stale(now) {
         return 0;
     }
     let pressure = ((dirty - low) / (max - low)).min(1.0);
-    let ns = len as f64 * pressure / volume.backend.rate().bytes_per_s() * 1e9;
+    let ns = len as f64 * pressure / volume.backend().rate().bytes_per_s() * 1e9;
     ns.min(HOLD_MAX_NS as f64) as Nanos
 }

@@ -3,14 +3,13 @@
 use crate::api::{Nanos, VolumeId};
 use crate::base::flight::OpId;
 use crate::base::mutation::mutated;
-use crate::base::pools::BUFFERS_FOR_MOVES;
-use crate::base::shared::LAST_CHECKPOINT;
+use crate::base::pools::{BUFFERS_FOR_MOVES, For};
 use crate::format::{EntryKind, RecordKind, Stream};
 use crate::front::Front;
 use crate::front::op::Part;
 use crate::ground::Ground;
 use crate::log::Want;
-use crate::log::build::{Builder, copy_block};
+use crate::log::build::Builder;
 use crate::log::copy::RecordRoom;
 
 /// What the log is to be given next.
@@ -25,37 +24,32 @@ struct Pending {
 impl Front {
     /// Builds and issues appends while there is something to log and room for it.
     pub(crate) fn log(&mut self, ground: &mut Ground) {
-        if ground.base.stopping == Some(LAST_CHECKPOINT) {
+        if ground.is_at_last_checkpoint() {
             // What is not in the last checkpoint may be lost with the power, and must not be answered.
             return;
         }
-        while ground.log.in_flight(Stream::Log) < ground.base.config.appends_in_flight {
+        while ground.log().in_flight(Stream::Log) < ground.config().appends_in_flight {
             let Some(Pending { volume: first, durable, least }) = self.next_pending(ground) else { return };
-            let is_idle = ground.log.in_flight(Stream::Log) == 0;
+            let is_idle = ground.log().in_flight(Stream::Log) == 0;
             if durable && !is_idle {
                 // One append that is stable by itself is cheaper than several and a sync.
                 return;
             }
-            if ground.base.pools.append.available() <= BUFFERS_FOR_MOVES {
+            if ground.pools().left(For::Append) <= BUFFERS_FOR_MOVES {
                 return;
             }
-            let Some(buf) = ground.base.pools.append.take() else { return };
-            let mut builder =
-                match ground.begin_append(Want { stream: Stream::Log, least, moves: false }, buf) {
-                    Ok(builder) => builder,
-                    Err(buf) => return ground.base.pools.append.give(buf),
-                };
-            let volumes = ground.volumes.len();
+            let Some(mut builder) = ground.begin_append(Want::changes(least)) else { return };
+            let volumes = ground.places_count();
             for i in 0..volumes {
                 self.take_from(ground, &mut builder, VolumeId(((first + i) % volumes) as u16));
             }
             self.next_volume = (first + 1) % volumes;
             let durable = builder.ops().iter().any(|&op| self.ops[op].durable || self.ops[op].direct);
-            let alone = is_idle && ground.log.is_stable();
+            let alone = is_idle && ground.log().is_stable();
             let dsync = durable && (alone || mutated!(FuaCoversWhatIsBefore));
             // The peer before the device: the way is longer, and until the device's turn comes nobody changes the buffer.
             ground.send_records(&builder, |id, sequence| self.is_waited_for(&builder, id, sequence));
-            ground.log.issue(&mut ground.base, builder, dsync);
+            ground.issue(builder, dsync);
         }
     }
 
@@ -70,16 +64,16 @@ impl Front {
 
     /// The next volume (in turn) that has something to log.
     fn next_pending(&mut self, ground: &mut Ground) -> Option<Pending> {
-        let volumes = ground.volumes.len();
+        let volumes = ground.places_count();
         for i in 0..volumes {
             let at = (self.next_volume + i) % volumes;
-            let Some(volume) = &ground.volumes[at] else { continue };
-            let Some(room) = volume.record_room().filter(|_| !volume.groups_end()) else { continue };
             let id = VolumeId(at as u16);
+            let Some(volume) = ground.get(id) else { continue };
+            let Some(room) = volume.record_room().filter(|_| !volume.groups_end()) else { continue };
             let Some(&front) = self.volumes.of(id).pending.front() else { continue };
             let op = &self.ops[front];
             let durable = op.durable || op.direct;
-            let sequence = volume.log.built();
+            let sequence = volume.log().built();
             // Room was reserved for a record of an owner's.
             let least = op.incoming.map_or((1, 1), |incoming| incoming.size());
             let (data, zeroes) = match op.part(op.logged).filter(|_| op.incoming.is_none()) {
@@ -96,14 +90,14 @@ impl Front {
                 return Some(Pending { volume: at, durable, least });
             }
             let noted = self.volumes.of_mut(id).quota_wait_noted.replace(sequence);
-            ground.volume_mut(id).count.quota_waits += u64::from(noted != Some(sequence));
+            ground.volume_mut(id).count_mut().quota_waits += u64::from(noted != Some(sequence));
         }
         None
     }
 
     /// Moves what fits of a volume's pending operations into the append.
     fn take_from(&mut self, ground: &mut Ground, builder: &mut Builder, id: VolumeId) {
-        if ground.volumes[id.0 as usize].as_ref().is_none_or(|volume| volume.groups_end()) {
+        if ground.get(id).is_none_or(|volume| volume.groups_end()) {
             return;
         }
         let mut quota = ground.quota_left(id);
@@ -133,7 +127,8 @@ impl Front {
             }
             builder.begin_record(id, RecordKind::Write);
             self.fill_record(ground, builder, id, &mut quota, room);
-            ground.end_record(builder, id, ground.volume(id).log.built() + 1);
+            let sequence = ground.volume(id).log().built() + 1;
+            ground.end_record(builder, id, sequence);
             ground.note_built(builder);
         }
     }
@@ -146,7 +141,7 @@ impl Front {
         quota: &mut u64,
         room: RecordRoom,
     ) {
-        let sequence = ground.volume(id).log.built() + 1;
+        let sequence = ground.volume(id).log().built() + 1;
         let clients = self.volumes.of_mut(id);
         let (mut blocks, mut ranges) = (room.blocks(), room.ranges());
         while let Some(&front) = clients.pending.front() {
@@ -162,10 +157,7 @@ impl Front {
                 }
                 match part {
                     Part::Data(block, from) => {
-                        // The CRC is computed over the copy, which is what is written.
-                        let to = builder.push_data(&ground.space, block, 0, 0);
-                        let crc = copy_block(&mut ground.base.arena, from, to);
-                        builder.set_last_crc(crc);
+                        ground.push_block(builder, block, 0, from);
                         *quota -= 1;
                         blocks -= 1;
                         ground.note_data_built(id, 1);
@@ -173,7 +165,7 @@ impl Front {
                     Part::Range(kind, block, len) => {
                         builder.push_range(kind, block, len);
                         if kind != EntryKind::Invalidate {
-                            ground.budget.add_extents(1);
+                            ground.budget_mut().add_extents(1);
                             ranges -= 1;
                         }
                     }
@@ -205,13 +197,13 @@ impl Front {
         let vid = op.request.volume;
         self.volumes.of_mut(vid).published += 1;
         if let Some(incoming) = op.incoming {
-            ground.volume_mut(vid).reserve.note_published(incoming.room());
+            ground.volume_mut(vid).reserve_mut().note_published(incoming.room());
         }
         if op.needs_stable() {
-            ground.log.wait_stable(append, id);
+            ground.log_mut().wait_stable(append, id);
         } else {
             self.go_on(ground, now, id);
         }
-        ground.volume_mut(vid).recheck = true;
+        ground.volume_mut(vid).recheck();
     }
 }

@@ -8,7 +8,7 @@
 use crate::api::{BLOCK_BYTES, Nanos, Op, RequestError, VolumeId};
 use crate::base::flight::OpId;
 use crate::base::mutation::mutated;
-use crate::base::pools::EDGE_BUFFERS_RESERVED;
+use crate::base::pools::{EDGE_BUFFERS_RESERVED, For};
 use crate::front::Front;
 use crate::front::op::{ClientOp, Lock, Stage};
 use crate::ground::Ground;
@@ -22,7 +22,7 @@ impl Front {
     pub(super) fn park(&mut self, ground: &mut Ground, id: OpId) {
         let vid = self.volume_of(id);
         self.volumes.of_mut(vid).parked.push(id);
-        ground.volume_mut(vid).recheck = true;
+        ground.volume_mut(vid).recheck();
     }
 
     /// Begins a write, discard or write-zeroes.
@@ -35,7 +35,7 @@ impl Front {
             lock.waiting.push_back(id);
             return;
         }
-        let direct = ground.base.dead || ground.volume(vid).goes_direct();
+        let direct = ground.is_dead() || ground.volume(vid).goes_direct();
         let edges = op.edges();
         let until_flush = !clients.flushes && !mutated!(UnsafeUntilFlush);
         let aligned = edges.iter().all(Option::is_none);
@@ -55,7 +55,7 @@ impl Front {
         op.barrier = clients.entered;
         op.edges = edges;
         op.stage = if aligned { Stage::Whole } else { Stage::Waiting };
-        ground.volume_mut(vid).recheck = true;
+        ground.volume_mut(vid).recheck();
     }
 
     /// Begins changes that have waited for a lock. Many may have waited for one block, of which the first one locks it: the work for
@@ -86,10 +86,9 @@ impl Front {
 
     /// Tries the parked operations again of every volume in which something has changed for them.
     pub(crate) fn recheck(&mut self, ground: &mut Ground, now: Nanos) {
-        for i in 0..ground.volumes.len() {
-            let vid = VolumeId(i as u16);
-            while let Some(volume) = &mut ground.volumes[i] {
-                let is_wanted = std::mem::take(&mut volume.recheck) && self.volumes.of(vid).has_parked();
+        for vid in ground.places() {
+            while let Some(volume) = ground.get_mut(vid) {
+                let is_wanted = volume.take_recheck() && self.volumes.of(vid).has_parked();
                 if !is_wanted {
                     break;
                 }
@@ -130,7 +129,7 @@ impl Front {
                     }
                     self.merge_edges(ground, id);
                 }
-                Stage::Whole if ground.base.dead && !op.direct => op.direct = true,
+                Stage::Whole if ground.is_dead() && !op.direct => op.direct = true,
                 Stage::Whole if !op.direct => {
                     self.enter_log(id);
                     return true;
@@ -172,7 +171,7 @@ impl Front {
     fn read_edges(&mut self, ground: &mut Ground, id: OpId) -> bool {
         let wanted = self.ops[id].edges.iter().flatten().count();
         let clients = self.volumes.of_mut(self.ops[id].request.volume);
-        let left = ground.base.pools.edge.available();
+        let left = ground.pools().left(For::Edge);
         let reserved = if clients.edge_buffers > 0 { EDGE_BUFFERS_RESERVED } else { 0 };
         if left < wanted + reserved {
             return false;
@@ -181,7 +180,7 @@ impl Front {
         self.ops[id].stage = Stage::Edges;
         for side in 0..2 {
             let Some(mut edge) = self.ops[id].edges[side] else { continue };
-            edge.buf = ground.base.pools.edge.take().expect("counted above");
+            edge.buf = ground.pools_mut().take(For::Edge).expect("counted above");
             self.ops[id].edges[side] = Some(edge);
             self.read_blocks(ground, id, edge.block, edge.buf);
         }
@@ -191,7 +190,7 @@ impl Front {
     /// All edge blocks are read: makes the change whole.
     fn merge_edges(&mut self, ground: &mut Ground, id: OpId) {
         let op = self.ops[id];
-        let arena = &mut ground.base.arena;
+        let arena = ground.arena_mut();
         let write = matches!(op.request.op, Op::Write { .. });
         for edge in op.edges.into_iter().flatten() {
             let (from, to) = (usize::from(edge.from), usize::from(edge.to));
@@ -217,7 +216,7 @@ impl Front {
     pub(super) fn release_edges(&mut self, ground: &mut Ground, id: OpId) {
         let op: &mut ClientOp = &mut self.ops[id];
         for edge in op.edges.iter_mut().filter_map(Option::take).filter(|edge| edge.buf.len > 0) {
-            ground.base.pools.edge.give(edge.buf);
+            ground.pools_mut().give(For::Edge, edge.buf);
             self.volumes.of_mut(op.request.volume).edge_buffers -= 1;
             self.edge_freed = true;
         }

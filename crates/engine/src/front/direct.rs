@@ -4,7 +4,6 @@ use crate::api::{BLOCK_BYTES, BackendOp, IoError, Mode, Nanos, Op, RequestError}
 use crate::base::consequences::Consequence;
 use crate::base::flight::{Io, OpId};
 use crate::base::mutation::mutated;
-use crate::base::shared::LAST_CHECKPOINT;
 use crate::format::EntryKind;
 use crate::front::Front;
 use crate::front::op::{ClientOp, Part, Stage};
@@ -45,7 +44,7 @@ impl Front {
         let op = &self.ops[id];
         let vid = op.request.volume;
         let (first, end) = op.range();
-        let dead = ground.base.dead;
+        let dead = ground.is_dead();
         if !dead && !ground.volume(vid).goes_direct() {
             // The mode has changed while it waited: in front of a log that goes on it might wait for ever.
             return Way::Log;
@@ -59,20 +58,21 @@ impl Front {
         if has_redo || ground.has_dirty(vid, first, end) {
             // A redo that is kept would take the image back behind this change if it were needed.
             let volume = ground.volume_mut(vid);
-            volume.progress.want(volume.log.published());
+            let published = volume.log().published();
+            volume.progress_mut().want(published);
             return Way::Wait;
         }
         let volume = ground.volume(vid);
-        if !volume.backend.may_send(now) || ground.base.stopping == Some(LAST_CHECKPOINT) {
+        if !volume.backend().may_send(now) || ground.is_at_last_checkpoint() {
             return Way::Wait; // After the last flush of a shutdown nothing more is sent, nor answered.
         }
-        if dead && !volume.backend.is_disowned() {
-            ground.base.consequences.push(Consequence::Disown(vid));
+        if dead && !volume.backend().is_disowned() {
+            ground.tell(Consequence::Disown(vid));
             return Way::Wait;
         }
-        if volume.log.durable() < volume.log.published() && !dead {
+        if volume.log().durable() < volume.log().published() && !dead {
             // The backend must not get ahead of what a power loss would leave in the log.
-            ground.log.want_stable();
+            ground.log_mut().want_stable();
             return Way::Wait;
         }
         Way::Backend
@@ -85,14 +85,14 @@ impl Front {
         let (first, end) = op.range();
         let overtaken = ground.overtake(vid, first, end - first);
         let volume = ground.volume(vid);
-        let forgotten = volume.forgotten_until > ground.base.checkpoints.durable();
+        let forgotten = volume.may_remember(ground.checkpoints().durable());
         // The peer may still hold what we have evicted.
-        let copied = volume.copy.is_some() && !mutated!(PeerNotTold);
+        let copied = volume.copy().is_some() && !mutated!(PeerNotTold);
         let known = overtaken > 0 || forgotten || copied || ground.is_known(vid, first, end);
         if op.invalidated || !known {
             return false;
         }
-        if ground.base.dead {
+        if ground.is_dead() {
             ground.forget_blocks(vid, first, end - first);
             return false;
         }
@@ -126,7 +126,7 @@ impl Front {
     fn direct_io(&mut self, ground: &mut Ground, id: OpId, op: BackendOp) {
         let vid = self.ops[id].request.volume;
         self.ops[id].waiting += 1;
-        ground.volume_mut(vid).count.bypass_mode_blocks += self.ops[id].blocks;
+        ground.volume_mut(vid).count_mut().bypass_mode_blocks += self.ops[id].blocks;
         ground.backend(Io::Direct { op: id }, vid, op);
     }
 
@@ -153,7 +153,7 @@ impl Front {
         }
         let full = std::mem::replace(&mut op.barrier, 0) == u64::MAX;
         self.volumes.of_mut(vid).direct_in_flight -= 1;
-        ground.volume_mut(vid).backend.note_written();
+        ground.volume_mut(vid).backend_mut().note_written();
         if full {
             // A full backend makes writes wait; it does not fail them.
             op.error = None;
@@ -171,7 +171,7 @@ impl Front {
     pub(super) fn flush_backend_for(&mut self, ground: &mut Ground, id: OpId) {
         let vid = self.ops[id].request.volume;
         self.ops[id].stage = Stage::Acking;
-        let covers = ground.volume(vid).backend.covers();
+        let covers = ground.volume(vid).backend().covers();
         ground.backend(Io::DirectFlush { op: id, covers }, vid, BackendOp::Flush);
     }
 
@@ -186,9 +186,10 @@ impl Front {
         let vid = self.ops[id].request.volume;
         ground.note_backend_result(now, vid, result);
         let volume = ground.volume_mut(vid);
+        let logged = volume.mode() == Mode::WriteBack;
         match result {
-            Ok(()) => volume.backend.note_flushed(covers),
-            Err(_) => volume.backend.note_flush_failed(volume.mode == Mode::WriteBack),
+            Ok(()) => volume.backend_mut().note_flushed(covers),
+            Err(_) => volume.backend_mut().note_flush_failed(logged),
         }
         result.is_err()
     }
@@ -202,7 +203,7 @@ impl Front {
             return; // The peer has gone meanwhile.
         }
         // The client that flushes is told of a flush of ours that failed before, once.
-        let lost = asked && ground.volume_mut(vid).backend.take_lost();
+        let lost = asked && ground.volume_mut(vid).backend_mut().take_lost();
         let result = if lost { Err(RequestError::Io) } else { result.map_err(|_| RequestError::Io) };
         self.complete(ground, id, result);
     }

@@ -85,6 +85,12 @@ impl Clients {
         !(self.parked.is_empty() && self.edgeless.is_empty())
     }
 
+    /// A change is acknowledged whose newest record is `sequence`, of a log that is built up to `built`.
+    fn advance_acknowledged(&mut self, sequence: u64, built: u64) {
+        assert!(sequence <= built, "record {sequence} is acknowledged before it is built");
+        self.acknowledged = self.acknowledged.max(sequence);
+    }
+
     fn enter_log(&mut self, op: OpId) {
         self.pending.push_back(op);
         self.entered += 1;
@@ -218,12 +224,12 @@ impl Front {
 
     /// Something has changed for operations of a volume that are parked.
     pub(crate) fn has_to_recheck(&self, ground: &Ground, id: VolumeId) -> bool {
-        ground.volume(id).recheck && self.volumes.of(id).has_parked()
+        ground.volume(id).is_to_be_rechecked() && self.volumes.of(id).has_parked()
     }
 
     /// Operations of some volume can go on: something has changed for them.
     pub(crate) fn wants_round(&self, ground: &Ground) -> bool {
-        ground.arriving.wakes() || ground.ids().any(|id| self.has_to_recheck(ground, id))
+        ground.arriving().wakes() || ground.ids().any(|id| self.has_to_recheck(ground, id))
     }
 
     /// What waits in a volume that serves nothing any more, apart from operations that are parked, which see it themselves, and those
@@ -231,9 +237,10 @@ impl Front {
     pub(crate) fn take_waiting(&mut self, ground: &mut Ground, id: VolumeId) -> Vec<OpId> {
         let clients = self.volumes.of_mut(id);
         let volume = ground.volume_mut(id);
-        let mut waiting: Vec<OpId> = volume.through.drain(..).chain(clients.held.drain(..)).collect();
+        let mut waiting: Vec<OpId> =
+            volume.take_through().into_iter().chain(clients.held.drain(..)).collect();
         clients.locks.values_mut().for_each(|lock| waiting.extend(lock.waiting.drain(..)));
-        if let Some(copy) = &mut volume.copy {
+        if let Some(copy) = volume.copy_mut() {
             waiting.extend(copy.take_waiting_ops());
         }
         for op in std::mem::take(&mut clients.pending) {
@@ -296,14 +303,15 @@ impl Front {
         self.release_edges(ground, id);
         let op = self.ops.remove(id);
         let vid = op.request.volume;
-        let volume = ground.volume_mut(vid);
+        let volume = ground.volume(vid);
+        let built = volume.log().built();
         let result = if volume.is_refusing() { Err(RequestError::Io) } else { result };
-        ground.base.out.reply(op.request.id, result);
-        note_reply(&mut ground.volume_mut(vid).count, &op.request, result);
+        ground.out_mut().reply(op.request.id, result);
+        note_reply(ground.volume_mut(vid).count_mut(), &op.request, result);
         let clients = self.volumes.of_mut(vid);
         clients.requests -= 1;
         if result.is_ok() {
-            clients.acknowledged = clients.acknowledged.max(op.acknowledges());
+            clients.advance_acknowledged(op.acknowledges(), built);
         }
         if op.locked {
             let lock = clients.locks.remove(&op.first_block).expect("it is locked");

@@ -9,7 +9,7 @@ use crate::blocks::index::{Lookup, Position};
 use crate::format::{byte, crc32c};
 use crate::front::Front;
 use crate::front::device_reads::CachedRead;
-use crate::ground::{Found, Ground};
+use crate::ground::Ground;
 
 /// A stretch of a request that is being read from the backend.
 #[derive(Debug, Clone, Copy)]
@@ -96,9 +96,9 @@ impl Front {
     pub(crate) fn start_block(&mut self, ground: &mut Ground, id: OpId, crc: u32) {
         let op = &self.ops[id];
         let (volume, block) = (op.request.volume, op.first_block);
-        match ground.volume(volume).ledger.index().lookup(block) {
+        match ground.volume(volume).ledger().index().lookup(block) {
             Lookup::At(position)
-                if op.blocks == 1 && ground.space.marks.crc(position) == crc && !mutated!(BlockNotGiven) =>
+                if op.blocks == 1 && ground.marks().crc(position) == crc && !mutated!(BlockNotGiven) =>
             {
                 let buf = op.request.buf.expect("a read has a buffer");
                 self.read_cached(ground, CachedRead { op: id, volume, block, position, buf, again: false });
@@ -119,7 +119,7 @@ impl Front {
                 let result = op.error.map_or(Ok(()), Err);
                 self.complete(ground, id, result);
             }
-            _ => ground.volume_mut(op.request.volume).recheck = true,
+            _ => ground.volume_mut(op.request.volume).recheck(),
         }
     }
 
@@ -136,15 +136,16 @@ impl Front {
         let mut at = 0;
         while at < blocks {
             let block = first + u64::from(at);
-            let Found { volume: source, lookup, hole, blocks: n } = ground.find(vid, block, blocks - at);
+            let found = ground.find(vid, block, blocks - at);
+            let (source, n) = (found.volume(), found.blocks());
             let part = buf.slice(at as usize * BLOCK_BYTES, n as usize * BLOCK_BYTES);
-            let count = &mut ground.volume_mut(vid).count;
-            match lookup {
+            let count = ground.volume_mut(vid).count_mut();
+            match found.lookup() {
                 Lookup::At(_) if prefetch => {}
                 Lookup::At(position) => {
                     count.hit_blocks += u64::from(n);
                     count.parent_blocks += if source == vid { 0 } else { u64::from(n) };
-                    (position..position + n).for_each(|p| ground.space.marks.touch(p));
+                    (position..position + n).for_each(|p| ground.space_mut().touch(p));
                     let (volume, again) = (source, false);
                     self.read_cached(
                         ground,
@@ -153,12 +154,12 @@ impl Front {
                 }
                 Lookup::Zero => {
                     count.hit_blocks += u64::from(n);
-                    ground.base.arena.bytes_mut(part).fill(0);
+                    ground.bytes_mut(part).fill(0);
                 }
                 Lookup::Lost => self.fail_read(id),
-                Lookup::Absent if hole => {
+                Lookup::Absent if found.is_hole() => {
                     count.hole_blocks += u64::from(n);
-                    ground.base.arena.bytes_mut(part).fill(0);
+                    ground.bytes_mut(part).fill(0);
                 }
                 Lookup::Absent => self.read_missing(ground, id, (source, block), part),
             }
@@ -172,11 +173,11 @@ impl Front {
         let mut at = 0;
         while at < blocks {
             let block = block + u64::from(at);
-            let (pending, n) = ground.arriving.run(volume, block, blocks - at);
+            let (pending, n) = ground.arriving().run(volume, block, blocks - at);
             let buf = buf.slice(at as usize * BLOCK_BYTES, n as usize * BLOCK_BYTES);
             if pending {
                 self.ops[op].waiting += 1;
-                ground.arriving.wait(WaitingRead::new(op, volume, block, n, buf));
+                ground.arriving_mut().wait(WaitingRead::new(op, volume, block, n, buf));
             } else {
                 self.read_image(ground, op, (volume, block), buf, true);
             }
@@ -186,11 +187,11 @@ impl Front {
 
     /// Goes on with reads for which somebody else has fetched what they want, or has failed to.
     pub(crate) fn wake_reads(&mut self, ground: &mut Ground) {
-        if !ground.arriving.take_arrived() {
+        if !ground.arriving_mut().take_arrived() {
             return;
         }
         let mut at = 0;
-        while let Some(read) = ground.arriving.next_arrived(&mut at) {
+        while let Some(read) = ground.arriving_mut().next_arrived(&mut at) {
             self.read_after_waiting(ground, read);
             self.is_nearer(ground, read.op());
         }
@@ -200,11 +201,11 @@ impl Front {
     fn read_after_waiting(&mut self, ground: &mut Ground, read: WaitingRead) {
         let (op, block, blocks, buf) = (read.op(), read.block(), read.blocks(), read.buf());
         let found = ground.find(self.ops[op].request.volume, block, blocks);
-        let absent = found.lookup == Lookup::Absent && !found.hole;
-        let direct = if absent { found.blocks } else { 0 };
+        let absent = found.lookup() == Lookup::Absent && !found.is_hole();
+        let direct = if absent { found.blocks() } else { 0 };
         let (first, rest) = (direct as usize * BLOCK_BYTES, (blocks - direct) as usize * BLOCK_BYTES);
         if direct > 0 {
-            self.read_image(ground, op, (found.volume, block), buf.slice(0, first), true);
+            self.read_image(ground, op, (found.volume(), block), buf.slice(0, first), true);
         }
         if rest > 0 {
             self.read_blocks(ground, op, block + u64::from(direct), buf.slice(first, rest));
@@ -212,7 +213,7 @@ impl Front {
     }
 
     fn read_cached(&mut self, ground: &mut Ground, read: CachedRead) {
-        ground.space.pin(read.position);
+        ground.space_mut().pin(read.position);
         let op = &mut self.ops[read.op];
         op.waiting += 1;
         self.reads.push(op.request.volume, read);
@@ -222,7 +223,7 @@ impl Front {
     /// Begins as many reads of the cache device as may be in flight.
     fn begin_device_reads(&mut self, ground: &mut Ground) {
         while let Some((index, read)) = self.reads.begin() {
-            ground.base.out.read(Io::Cached(index), byte(read.position), read.buf);
+            ground.read(Io::Cached(index), byte(read.position), read.buf);
         }
     }
 
@@ -237,11 +238,11 @@ impl Front {
     ) {
         let vid = self.ops[id].request.volume;
         let blocks = buf.len / BLOCK_BYTES as u32;
-        let number = ground.arriving.take_number();
+        let number = ground.arriving_mut().take_number();
         if absent {
             self.announce(ground, (volume, block), blocks, number);
         }
-        let count = &mut ground.volume_mut(vid).count;
+        let count = ground.volume_mut(vid).count_mut();
         count.miss_blocks += u64::from(blocks);
         count.parent_blocks += if volume == vid { 0 } else { u64::from(blocks) };
         self.ops[id].waiting += 1;
@@ -254,14 +255,14 @@ impl Front {
     fn announce(&self, ground: &mut Ground, (id, block): (VolumeId, u64), blocks: u32, number: u32) {
         let end = block + u64::from(blocks);
         let locked = self.volumes.of(id).locked_by(block, end, OpId::MAX).is_some();
-        let full = ground.base.dead || !ground.arriving.has_room(blocks);
+        let full = ground.is_dead() || !ground.arriving().has_room(blocks);
         let volume = ground.volume_mut(id);
-        if volume.mode == Mode::Off || locked {
-            volume.count.bypass_mode_blocks += u64::from(blocks);
+        if volume.mode() == Mode::Off || locked {
+            volume.count_mut().bypass_mode_blocks += u64::from(blocks);
         } else if full {
-            volume.count.bypass_no_room_blocks += u64::from(blocks);
+            volume.count_mut().bypass_no_room_blocks += u64::from(blocks);
         } else {
-            (block..end).for_each(|block| ground.arriving.begin(id, block, number));
+            (block..end).for_each(|block| ground.arriving_mut().begin(id, block, number));
         }
     }
 
@@ -276,12 +277,12 @@ impl Front {
         let ops = &self.ops;
         let read = self.reads.end(index, |op| ops[op].request.volume);
         self.begin_device_reads(ground);
-        ground.space.unpin(read.position);
+        ground.space_mut().unpin(read.position);
         for i in 0..read.buf.len / BLOCK_BYTES as u32 {
             let part = read.buf.slice(i as usize * BLOCK_BYTES, BLOCK_BYTES);
             let position = read.position + i;
-            let crc = ground.space.marks.crc(position);
-            let verifies = mutated!(SkipReadCrc) || crc32c(ground.base.arena.bytes(part)) == crc;
+            let crc = ground.marks().crc(position);
+            let verifies = mutated!(SkipReadCrc) || crc32c(ground.bytes(part)) == crc;
             if result.is_err() || !verifies {
                 let block = read.block + u64::from(i);
                 self.bad_block(ground, read, CachedRead { block, position, buf: part, ..read });
@@ -307,8 +308,8 @@ impl Front {
             }
             return;
         }
-        let current = ground.volume(volume).ledger.index().lookup(block) == Lookup::At(position);
-        if current && ground.space.marks.is_dirty(position) {
+        let current = ground.volume(volume).ledger().index().lookup(block) == Lookup::At(position);
+        if current && ground.marks().is_dirty(position) {
             if again {
                 ground.note_corrupt(volume, position);
                 self.ops[op].waiting += 1;
@@ -320,7 +321,7 @@ impl Front {
             return;
         }
         if current {
-            ground.volume_mut(volume).count.corrupt_blocks += 1;
+            ground.volume_mut(volume).count_mut().corrupt_blocks += 1;
             ground.forget_blocks(volume, block, 1);
         }
         // Whatever is current now (the backend, or a newer write) is read instead.

@@ -1,53 +1,84 @@
 //! What all rooms stand on: memory and effects, where blocks are, the log, and what is true of each volume.
 
+mod appends;
+mod copies;
 pub(crate) mod task;
 pub(crate) mod volume;
 
 use crate::api::*;
 use crate::base::consequences::Consequence;
-use crate::base::flight::{DeviceFailed, Io, OpId};
-use crate::base::mem::Buf;
-use crate::base::mutation::mutated;
+use crate::base::flight::Io;
 use crate::base::shared::{Base, EngineConfig};
 use crate::blocks::arriving::Arriving;
 use crate::blocks::bad::Bad;
 use crate::blocks::budget::Budget;
 use crate::blocks::extents::{self, Extents};
 use crate::blocks::index::{Lookup, Position, VolumeIndex};
+use crate::blocks::ledger::Ledger;
+use crate::blocks::marks::Marks;
 use crate::blocks::own::Source;
 use crate::blocks::space::Space;
-use crate::format::record::Record;
-use crate::format::{ExtentKind, Geometry, RecordKind, Stream};
+use crate::format::Geometry;
 use crate::ground::volume::Volume;
-use crate::log::build::{Append, Builder, BuiltEntry, RecordFields};
-use crate::log::copy::{Incoming, is_zeroes, room_of};
-use crate::log::stable::{Look, Waiting};
-use crate::log::{Log, Want};
-use std::ops::Range;
+use crate::log::Log;
+use std::ops::{Deref, DerefMut, Range};
 
 /// Where a stretch of blocks is found.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Found {
+    volume: VolumeId,
+    lookup: Lookup,
+    hole: bool,
+    blocks: u32,
+}
+
+impl Found {
     /// The volume whose index has it, or whose image.
-    pub(crate) volume: VolumeId,
+    pub(crate) fn volume(&self) -> VolumeId {
+        self.volume
+    }
+
     /// What the index of that volume says.
-    pub(crate) lookup: Lookup,
+    pub(crate) fn lookup(&self) -> Lookup {
+        self.lookup
+    }
+
     /// No index has it, and no image: it reads as zero.
-    pub(crate) hole: bool,
+    pub(crate) fn is_hole(&self) -> bool {
+        self.hole
+    }
+
     /// How many blocks are like the first one.
-    pub(crate) blocks: u32,
+    pub(crate) fn blocks(&self) -> u32 {
+        self.blocks
+    }
 }
 
 /// What the rooms of one cache device share.
 pub(crate) struct Ground {
-    pub(crate) base: Base,
-    pub(crate) space: Space,
-    pub(crate) budget: Budget,
-    pub(crate) arriving: Arriving,
-    pub(crate) bad: Bad,
-    pub(crate) log: Log,
+    base: Base,
+    space: Space,
+    budget: Budget,
+    arriving: Arriving,
+    bad: Bad,
+    log: Log,
     /// By number; no longer than needed, since every round looks at all of them.
-    pub(crate) volumes: Vec<Option<Box<Volume>>>,
+    volumes: Vec<Option<Box<Volume>>>,
+}
+
+/// What the floor below has, the ground has: memory, effects on their way out, and what is true of the device.
+impl Deref for Ground {
+    type Target = Base;
+
+    fn deref(&self) -> &Base {
+        &self.base
+    }
+}
+
+impl DerefMut for Ground {
+    fn deref_mut(&mut self) -> &mut Base {
+        &mut self.base
+    }
 }
 
 impl Ground {
@@ -65,29 +96,134 @@ impl Ground {
 
     /// Does something with a volume's backend.
     pub(crate) fn backend(&mut self, io: Io, volume: VolumeId, op: BackendOp) {
-        let of = self.volume_mut(volume);
-        match op {
-            BackendOp::Write { offset, buf } => of.own.insert(offset, buf.len.into()),
-            BackendOp::Discard { offset, len } | BackendOp::WriteZeroes { offset, len } => {
-                of.own.insert(offset, len);
-            }
-            // What is cut off does not come back from the parent when the image grows again.
-            BackendOp::Resize { size_bytes } => of.own.insert(size_bytes, u64::MAX),
-            _ => {}
+        self.volume_mut(volume).note_backend_op(&op);
+        self.base.out_mut().backend(io, volume, op);
+    }
+
+    /// Where blocks are, and which segments are free.
+    pub(crate) fn space(&self) -> &Space {
+        &self.space
+    }
+
+    /// Where blocks are, and which segments are free, to pin blocks and to change what segments are used for.
+    pub(crate) fn space_mut(&mut self) -> &mut Space {
+        &mut self.space
+    }
+
+    /// What is known of each block of the device.
+    pub(crate) fn marks(&self) -> &Marks {
+        self.space.marks()
+    }
+
+    /// How much of the device may still be used.
+    pub(crate) fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// How much of the device may still be used, to tell what has changed.
+    pub(crate) fn budget_mut(&mut self) -> &mut Budget {
+        &mut self.budget
+    }
+
+    /// Blocks on their way into the read cache.
+    pub(crate) fn arriving(&self) -> &Arriving {
+        &self.arriving
+    }
+
+    /// Blocks on their way into the read cache, to tell what becomes of them.
+    pub(crate) fn arriving_mut(&mut self) -> &mut Arriving {
+        &mut self.arriving
+    }
+
+    /// Blocks of which the copy is bad.
+    pub(crate) fn bad(&self) -> &Bad {
+        &self.bad
+    }
+
+    /// Blocks of which the copy is bad, to tell of one.
+    pub(crate) fn bad_mut(&mut self) -> &mut Bad {
+        &mut self.bad
+    }
+
+    /// The append streams.
+    pub(crate) fn log(&self) -> &Log {
+        &self.log
+    }
+
+    /// The append streams, to wait for them, and to say what goes on beside them.
+    pub(crate) fn log_mut(&mut self) -> &mut Log {
+        &mut self.log
+    }
+
+    /// Numbers that volumes may have: of some there may be no volume.
+    pub(crate) fn places(&self) -> impl Iterator<Item = VolumeId> + use<> {
+        (0..self.volumes.len() as u16).map(VolumeId)
+    }
+
+    /// How many numbers volumes may have.
+    pub(crate) fn places_count(&self) -> usize {
+        self.volumes.len()
+    }
+
+    /// All volumes.
+    pub(crate) fn volumes(&self) -> impl Iterator<Item = &Volume> {
+        self.volumes.iter().flatten().map(|volume| &**volume)
+    }
+
+    /// All volumes, to be changed.
+    pub(crate) fn volumes_mut(&mut self) -> impl Iterator<Item = &mut Volume> {
+        self.volumes.iter_mut().flatten().map(|volume| &mut **volume)
+    }
+
+    /// The volume of this number, if there is one.
+    pub(crate) fn get(&self, id: VolumeId) -> Option<&Volume> {
+        self.volumes.get(usize::from(id.0))?.as_deref()
+    }
+
+    /// The volume of this number, if there is one, to be changed.
+    pub(crate) fn get_mut(&mut self, id: VolumeId) -> Option<&mut Volume> {
+        self.volumes.get_mut(usize::from(id.0))?.as_deref_mut()
+    }
+
+    /// The volume of this number, if there is one, and where blocks are.
+    pub(crate) fn get_with_space(&mut self, id: VolumeId) -> Option<(&mut Volume, &mut Space)> {
+        let volume = self.volumes.get_mut(usize::from(id.0))?.as_deref_mut()?;
+        Some((volume, &mut self.space))
+    }
+
+    /// There is a volume with this name.
+    pub(crate) fn has_name(&self, name: &str) -> bool {
+        self.volumes().any(|volume| volume.spec().name == name)
+    }
+
+    /// Gives a volume the lowest number that is free, and that `is_taken` does not say is another's, if there is one.
+    pub(crate) fn insert(&mut self, volume: Volume, is_taken: impl Fn(VolumeId) -> bool) -> Option<VolumeId> {
+        let is_free = |id: &VolumeId| self.get(*id).is_none() && !is_taken(*id);
+        let next = VolumeId(self.volumes.len() as u16);
+        let id = self.places().find(is_free).unwrap_or(next);
+        if u32::from(id.0) == self.base.geo().volume_pages {
+            return None;
         }
-        let count = &mut of.count;
-        match op {
-            BackendOp::Read { buf, .. } => {
-                count.backend_reads += 1;
-                count.backend_read_bytes += u64::from(buf.len);
-            }
-            BackendOp::Write { buf, .. } | BackendOp::RedoWrite { buf, .. } => {
-                count.backend_writes += 1;
-                count.backend_written_bytes += u64::from(buf.len);
-            }
-            _ => {}
+        if id == next {
+            self.volumes.push(None);
         }
-        self.base.out.backend(io, volume, op);
+        self.volumes[usize::from(id.0)] = Some(Box::new(volume));
+        self.count_quotas();
+        Some(id)
+    }
+
+    /// A volume is gone.
+    pub(crate) fn remove(&mut self, id: VolumeId) {
+        self.volumes[usize::from(id.0)] = None;
+    }
+
+    /// Recovery has found these volumes, by number.
+    pub(crate) fn restore_volumes(&mut self, found: Vec<Option<Volume>>) {
+        self.volumes = found.into_iter().map(|volume| volume.map(Box::new)).collect();
+        while self.volumes.last().is_some_and(Option::is_none) {
+            self.volumes.pop();
+        }
+        self.count_quotas();
     }
 
     /// The volumes that there are.
@@ -104,6 +240,12 @@ impl Ground {
         self.volumes[id.0 as usize].as_mut().expect("the volume exists while something of it is in flight")
     }
 
+    /// Where the blocks of a volume are, to be changed.
+    pub(crate) fn ledger_and_space(&mut self, id: VolumeId) -> (&mut Ledger, &mut Space) {
+        let (volume, space) = self.volume_and_space(id);
+        (volume.ledger_mut(), space)
+    }
+
     pub(crate) fn volume_and_space(&mut self, id: VolumeId) -> (&mut Volume, &mut Space) {
         let volume = self.volumes[id.0 as usize].as_mut();
         (volume.expect("the volume exists while something of it is in flight"), &mut self.space)
@@ -111,19 +253,19 @@ impl Ground {
 
     /// The dirty quota in force, in bytes; see [`Budget::quota`].
     pub(crate) fn dirty_bytes_max(&self, id: VolumeId) -> u64 {
-        let spec = &self.volume(id).spec;
+        let spec = self.volume(id).spec();
         if spec.read_only { 0 } else { self.budget.quota(&self.space, spec.dirty_bytes_max) }
     }
 
     /// A volume has come or gone, or its quota has changed.
     pub(crate) fn count_quotas(&mut self) {
-        let written = self.volumes.iter().flatten().filter(|volume| !volume.spec.read_only);
-        self.budget.set_quotas(&self.space, written.map(|volume| volume.spec.dirty_bytes_max));
+        let written = self.volumes.iter().flatten().filter(|volume| !volume.spec().read_only);
+        self.budget.set_quotas(&self.space, written.map(|volume| volume.spec().dirty_bytes_max));
     }
 
     fn extents(&self) -> Extents {
         let volumes = self.volumes.iter();
-        extents::collect(volumes.map(|v| v.as_ref().map(|volume| (&volume.ledger, volume.failed))))
+        extents::collect(volumes.map(|v| v.as_ref().map(|volume| (volume.ledger(), volume.is_failed()))))
     }
 
     /// The extents of a checkpoint of the state now; `None` while there are too many of them.
@@ -131,19 +273,18 @@ impl Ground {
     /// Ranges are limited when they are admitted, but a drain in the wrong order can split one into many.
     /// Lost blocks that are too many to be named make their volume fail as a whole.
     pub(crate) fn extents_that_fit(&mut self) -> Option<Extents> {
-        let max = self.base.geo.extents_max();
+        let max = self.base.geo().extents_max();
         loop {
             let extents = self.extents();
-            self.budget.set_extents(extents.items.len() + self.log.unpublished_ranges());
-            if extents.items.len() <= max {
+            self.budget.set_extents(extents.items().len() + self.log.unpublished_ranges());
+            if extents.items().len() <= max {
                 return Some(extents);
             }
-            let lost = extents.items.iter().filter(|e| e.kind == ExtentKind::Lost as u8).count();
-            if lost <= max / 2 {
+            if extents.lost() <= max / 2 {
                 return None;
             }
-            let whole = self.volumes.iter_mut().flatten().filter(|v| !v.failed);
-            whole.max_by_key(|v| v.ledger.blocks().lost)?.failed = true;
+            let whole = self.volumes_mut().filter(|v| !v.is_failed());
+            whole.max_by_key(|v| v.ledger().blocks().lost)?.fail();
         }
     }
 
@@ -157,14 +298,14 @@ impl Ground {
     /// Counts the extents anew if fewer than `wanted` more seem to be possible.
     pub(crate) fn count_extents(&mut self, wanted: u64) {
         if self.ranges_left() < wanted && self.budget.take_extents_changed() {
-            let extents = self.extents().items.len() + self.log.unpublished_ranges();
+            let extents = self.extents().items().len() + self.log.unpublished_ranges();
             self.budget.set_extents(extents);
         }
     }
 
     /// Extents that the checkpoint has of one volume.
     pub(crate) fn extents_of(&self, id: VolumeId) -> u64 {
-        self.extents().items.iter().filter(|extent| extent.volume.get() == id.0).count() as u64
+        self.extents().items().iter().filter(|extent| extent.volume.get() == id.0).count() as u64
     }
 
     /// Ranges of zeroes that may still be logged, beside what owners of replicas were told.
@@ -172,61 +313,15 @@ impl Ground {
         self.budget.ranges_left(&self.space)
     }
 
-    /// Ends a look at who waits for stable media: begins a sync of the device if somebody must have one.
-    pub(crate) fn sync(&mut self, look: Look) {
-        if self.log.end_look(look, self.base.dead) {
-            for volume in self.volumes.iter_mut().flatten() {
-                volume.log.begin_sync();
-            }
-            self.base.device.syncs += 1;
-            self.base.out.sync(Io::Sync);
-        }
-    }
-
-    /// The device has answered a sync of the log.
-    ///
-    /// # Errors
-    /// The device has failed.
-    pub(crate) fn sync_done(&mut self, result: Result<(), IoError>) -> Result<(), DeviceFailed> {
-        let succeeded = result.is_ok() || mutated!(FailedSyncCounts);
-        self.log.end_sync(succeeded);
-        if !succeeded {
-            return Err(DeviceFailed);
-        }
-        self.volumes.iter_mut().flatten().for_each(|volume| volume.log.end_sync());
-        Ok(())
-    }
-
-    /// The records of an append have taken effect.
-    pub(crate) fn note_published(&mut self, append: &Append) {
-        if self.log.note_published(append) && append.stream() == Stream::Log {
-            for volume in self.volumes.iter_mut().flatten() {
-                volume.log.note_durable(volume.log.published());
-            }
-        }
-    }
-
-    /// Starts an append; see [`Log::begin`].
-    pub(crate) fn begin_append(&mut self, want: Want, buf: Buf) -> Result<Builder, Buf> {
-        self.log.begin(&mut self.base, &mut self.space, want, buf)
-    }
-
-    /// Takes a buffer and starts an append for a move in it; `None` while there is no room or no buffer.
-    pub(crate) fn begin_move(&mut self, stream: Stream) -> Option<Builder> {
-        let buf = self.base.pools.append.take()?;
-        match self.begin_append(Want { stream, least: (1, 1), moves: true }, buf) {
-            Ok(builder) => Some(builder),
-            Err(buf) => {
-                self.base.pools.append.give(buf);
-                None
-            }
-        }
+    /// The default share of a volume that is still to come, in bytes.
+    pub(crate) fn quota_of_another(&self) -> u64 {
+        self.budget.quota_of_another(&self.space)
     }
 
     /// Drops what the cache holds of a range, as a record says. Dirty blocks go too: the caller knows why.
     pub(crate) fn drop_blocks(&mut self, id: VolumeId, first: u64, blocks: u64) {
-        let (volume, space) = self.volume_and_space(id);
-        volume.ledger.forget(space, first, blocks);
+        let (ledger, space) = self.ledger_and_space(id);
+        ledger.forget(space, first, blocks);
     }
 
     /// Drops what the cache holds of a range, without a record that says so: a crash may bring it back
@@ -238,84 +333,15 @@ impl Ground {
 
     /// Something of the volume is dropped without a record that says so.
     pub(crate) fn note_forgotten(&mut self, id: VolumeId) {
-        let next = self.base.checkpoints.next();
-        self.volume_mut(id).forgotten_until = next;
-    }
-
-    /// A record of a volume is built.
-    pub(crate) fn note_built(&mut self, builder: &Builder) {
-        let (record, entries) = builder.last_record().expect("it was built");
-        let room = room_of(entries.iter().map(BuiltEntry::entry));
-        let (id, sequence) = (record.volume(), record.sequence());
-        if let Some(copy) = &mut self.volume_mut(id).copy {
-            copy.note_built(sequence, room);
-        }
-    }
-
-    /// Sends the records of an append that is about to be written to the device, each to the peer of its volume. `durable` says of a
-    /// record of a volume whether somebody waits for it to be on stable media.
-    pub(crate) fn send_records(&mut self, builder: &Builder, durable: impl Fn(VolumeId, u64) -> bool) {
-        for (record, buf) in builder.records() {
-            let (id, sequence) = (record.volume(), record.sequence());
-            let volume = self.volumes[id.0 as usize].as_mut();
-            let copy = volume.and_then(|volume| volume.copy.as_deref_mut()).filter(|copy| copy.sends());
-            let Some(copy) = copy.filter(|_| record.kind() == RecordKind::Write) else { continue };
-            let durable = durable(id, sequence);
-            if durable {
-                copy.note_asked(sequence);
-            }
-            self.base.out.peer(id, PeerOp::Record { sequence, buf, durable });
-        }
-    }
-
-    /// Asks the peer to bring everything up to `sequence` to stable media, unless it has or is about to.
-    pub(crate) fn stabilise_copy(&mut self, id: VolumeId, sequence: u64) {
-        let copy = self.volume_mut(id).copy.as_deref_mut();
-        if let Some(sequence) = copy.and_then(|copy| copy.ask(sequence)) {
-            self.base.out.peer(id, PeerOp::Stabilise { sequence });
-        }
-    }
-
-    /// Whether the copy at the peer has what an operation has left in the log up to the record `sequence`, on `stable` media if
-    /// that is needed; if not, the operation waits until then.
-    pub(crate) fn has_copy(&mut self, id: VolumeId, op: OpId, sequence: u64, stable: bool) -> bool {
-        let volume = self.volume_mut(id);
-        let refuses = volume.is_refusing();
-        let Some(copy) = &mut volume.copy else { return true };
-        // Nothing comes on top of what has to be stable when the record says that the peer is gone.
-        let has = !copy.is_parting() && copy.has(sequence, stable && !mutated!(PeersStableIgnored));
-        // A volume that refuses answers at once.
-        if refuses || has || mutated!(AckBeforePeer) {
-            return true;
-        }
-        copy.wait(op);
-        if stable {
-            self.stabilise_copy(id, sequence);
-        }
-        false
-    }
-
-    /// Whether the copy at the peer has, on stable media, what this part of the drain takes to the backend; if not, the part waits
-    /// until then.
-    pub(crate) fn has_drained_copy(&mut self, part: Waiting) -> bool {
-        let (id, sequence) = (part.volume(), part.sequence());
-        let volume = self.volume_mut(id);
-        let has =
-            volume.copy.as_ref().is_none_or(|copy| copy.has(sequence, true)) || mutated!(DrainBeforePeer);
-        if has {
-            volume.progress.note_sent(sequence);
-            return true;
-        }
-        volume.copy.as_mut().expect("what is waited for").defer(part);
-        self.stabilise_copy(id, sequence);
-        false
+        let next = self.base.checkpoints().next();
+        self.volume_mut(id).forget_until(next);
     }
 
     /// Blocks have changed: what of them is on its way into the read cache is not the newest any more. Returns how many blocks were.
     pub(crate) fn overtake(&mut self, id: VolumeId, first: u64, blocks: u64) -> u64 {
         let overtaken = self.arriving.overtake(id, first, blocks);
         if overtaken > 0 {
-            self.volume_mut(id).count.bypass_overtaken_blocks += overtaken;
+            self.volume_mut(id).count_mut().bypass_overtaken_blocks += overtaken;
         }
         overtaken
     }
@@ -333,22 +359,22 @@ impl Ground {
     pub(crate) fn note_corrupt(&mut self, id: VolumeId, position: Position) {
         // Until it is repaired it may be found bad many times.
         if !self.bad.has(position) {
-            self.volume_mut(id).count.corrupt_blocks += 1;
+            self.volume_mut(id).count_mut().corrupt_blocks += 1;
         }
     }
 
     /// The only copy of a dirty block is lost: it reads EIO until it is overwritten.
     pub(crate) fn lose_for_good(&mut self, id: VolumeId, block: u64, position: Position) {
-        if self.volume(id).ledger.index().lookup(block) != Lookup::At(position) {
+        if self.volume(id).ledger().index().lookup(block) != Lookup::At(position) {
             return;
         }
         let (volume, space) = self.volume_and_space(id);
-        volume.ledger.lose(space, block, position);
-        if let Some(copy) = &mut volume.copy {
+        volume.ledger_mut().lose(space, block, position);
+        if let Some(copy) = volume.copy_mut() {
             copy.note_lost();
         }
-        self.base.checkpoints.want();
-        if self.base.dead {
+        self.base.checkpoints_mut().want();
+        if self.base.is_dead() {
             self.fail(id);
         }
     }
@@ -358,26 +384,24 @@ impl Ground {
     /// the image's record (see [`Engine::disown`](crate::Engine::disown)), so that a restart does not serve the image either.
     pub(crate) fn fail(&mut self, id: VolumeId) {
         let volume = self.volume_mut(id);
-        if !std::mem::replace(&mut volume.failed, true) {
-            let lost = volume.ledger.blocks().lost;
-            self.base.consequences.push(Consequence::Failed(id, lost));
+        if volume.fail() {
+            let lost = volume.ledger().blocks().lost;
+            self.base.tell(Consequence::Failed(id, lost));
         }
     }
 
     /// Another owner has the volume: nothing of it is served or written any more.
     pub(crate) fn fence(&mut self, id: VolumeId) {
-        let volume = self.volume_mut(id);
-        if !volume.fenced && volume.attached {
-            volume.fenced = true;
-            self.base.consequences.push(Consequence::Fenced(id));
+        if self.volume_mut(id).fence() {
+            self.base.tell(Consequence::Fenced(id));
         }
     }
 
     /// Remembers whether the backend works.
     pub(crate) fn note_backend_result(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
         let volume = self.volume_mut(id);
-        volume.backend.note_result(now, result);
-        volume.count.backend_errors += u64::from(result.is_err());
+        volume.backend_mut().note_result(now, result);
+        volume.count_mut().backend_errors += u64::from(result.is_err());
         if result == Err(IoError::Fenced) {
             self.fence(id);
         }
@@ -390,87 +414,10 @@ impl Ground {
         }
     }
 
-    /// The owner of a copy is told that it may send so much more.
-    pub(crate) fn grant(&mut self, id: VolumeId, room: Room) {
-        self.budget.reserve(room);
-        self.volume_mut(id).reserve.grant(room);
-    }
-
-    /// The owner of a copy is not heard any more: what it was told of room is others' again.
-    pub(crate) fn withdraw_room(&mut self, id: VolumeId) {
-        let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
-        if let Some(volume) = volume.filter(|volume| volume.is_copy()) {
-            self.budget.release(volume.reserve.withdraw());
-            self.base.out.stir();
-        }
-    }
-
-    /// What waited for the log of a copy does not wait any more.
-    pub(crate) fn forget_pending_room(&mut self, id: VolumeId) {
-        if let Some(volume) = self.volumes[id.0 as usize].as_mut() {
-            self.budget.release(volume.reserve.forget_pending());
-        }
-    }
-
-    /// Puts a record of the owner's, which is in `buf`, into an append as it is; false when there is no room for the whole of it.
-    pub(crate) fn take_record(
-        &mut self,
-        builder: &mut Builder,
-        id: VolumeId,
-        incoming: Incoming,
-        buf: Buf,
-    ) -> bool {
-        let (blocks, entries) = incoming.size();
-        if !builder.has_room_for(blocks, entries) {
-            return false;
-        }
-        let header = buf.slice(0, BLOCK_BYTES);
-        let record = Record::decode(self.base.arena.bytes(header)).expect("it was read when it came");
-        builder.begin_record(id, RecordKind::Write);
-        let mut from = BLOCK_BYTES;
-        for entry in record.entries {
-            if entry.has_data() {
-                let to = builder.push_data(&self.space, entry.block(), entry.value(), 0);
-                self.base.arena.copy(buf.slice(from, BLOCK_BYTES), to);
-                from += BLOCK_BYTES;
-                continue;
-            }
-            let kind = entry.kind().expect("it was looked at when it came");
-            builder.push_range(kind, entry.block(), entry.value());
-            self.budget.add_extents(usize::from(is_zeroes(Some(kind))));
-        }
-        self.note_data_built(id, u64::from(blocks));
-        let volume = self.volume_mut(id);
-        volume.reserve.note_built(incoming.room());
-        self.budget.release(incoming.room());
-        self.end_record(builder, id, incoming.sequence());
-        true
-    }
-
-    /// Ends a record of a volume, which is the next one in its log.
-    pub(crate) fn end_record(&mut self, builder: &mut Builder, id: VolumeId, sequence: u64) {
-        let volume = self.volumes[id.0 as usize].as_mut().expect("its record is being built");
-        let fields = RecordFields::next(volume.spec.generation, sequence, &volume.log);
-        let chain = builder.end_record(&mut self.base, &self.space, fields);
-        volume.log.build(sequence, chain);
-    }
-
-    /// Data blocks are in a record that is being built.
-    pub(crate) fn note_data_built(&mut self, id: VolumeId, blocks: u64) {
-        self.budget.note_built(blocks);
-        self.volume_mut(id).unpublished_blocks += blocks;
-    }
-
-    /// Data blocks of a record take effect.
-    pub(crate) fn note_data_published(&mut self, id: VolumeId, blocks: u64) {
-        self.budget.note_published(blocks);
-        self.volume_mut(id).unpublished_blocks -= blocks;
-    }
-
     /// Blocks that the volume may still dirty.
     pub(crate) fn quota_left(&self, id: VolumeId) -> u64 {
         let volume = self.volume(id);
-        let used = volume.ledger.held() + volume.unpublished_blocks + volume.reserve.blocks();
+        let used = volume.blocks_used() + volume.reserve().blocks();
         let own = (self.dirty_bytes_max(id) / BLOCK_BYTES as u64).saturating_sub(used);
         own.min(self.blocks_left())
     }
@@ -484,26 +431,26 @@ impl Ground {
     /// forgotten then.
     pub(crate) fn has_dirty(&self, id: VolumeId, first: u64, end: u64) -> bool {
         let volume = self.volume(id);
-        if volume.ledger.dirty() == 0 && !volume.is_dirty() {
+        if volume.ledger().dirty() == 0 && !volume.is_dirty() {
             return false;
         }
         let is_dirty = |found, n| match found {
-            Lookup::At(position) => (position..position + n).any(|p| self.space.marks.is_dirty(p)),
+            Lookup::At(position) => (position..position + n).any(|p| self.marks().is_dirty(p)),
             Lookup::Zero => true,
             Lookup::Absent | Lookup::Lost => false,
         };
-        any(volume.ledger.index(), first..end, is_dirty)
+        any(volume.ledger().index(), first..end, is_dirty)
     }
 
     /// Whether the only copy of any of the blocks is lost.
     pub(crate) fn has_lost(&self, id: VolumeId, first: u64, end: u64) -> bool {
-        let index = self.volume(id).ledger.index();
+        let index = self.volume(id).ledger().index();
         index.blocks().lost > 0 && any(index, first..end, |found, _| found == Lookup::Lost)
     }
 
     /// Whether the index knows anything about the blocks.
     pub(crate) fn is_known(&self, id: VolumeId, first: u64, end: u64) -> bool {
-        any(self.volume(id).ledger.index(), first..end, |found, _| found != Lookup::Absent)
+        any(self.volume(id).ledger().index(), first..end, |found, _| found != Lookup::Absent)
     }
 
     /// Where a block of a volume is found, and how many of the next `n` are like it.
@@ -511,13 +458,13 @@ impl Ground {
         let (mut id, mut n) = (id, n);
         loop {
             let volume = self.volume(id);
-            let (lookup, blocks) = volume.ledger.index().lookup_run(block, n);
+            let (lookup, blocks) = volume.ledger().index().lookup_run(block, n);
             let found = Found { volume: id, lookup, hole: false, blocks };
             if lookup != Lookup::Absent {
                 return found;
             }
             let (source, blocks) = volume.source(block, blocks);
-            let parent = volume.parent.filter(|_| volume.mode != Mode::Off);
+            let parent = volume.parent().filter(|_| volume.mode() != Mode::Off);
             match (source, parent) {
                 (Source::Parent, Some(parent)) => (id, n) = (parent, blocks),
                 _ => return Found { hole: source == Source::Hole, blocks, ..found },
@@ -527,7 +474,7 @@ impl Ground {
 
     /// Something has changed for operations of all volumes that wait in the front.
     pub(crate) fn recheck_all(&mut self) {
-        self.volumes.iter_mut().flatten().for_each(|volume| volume.recheck = true);
+        self.volumes_mut().for_each(|volume| volume.recheck());
     }
 }
 

@@ -39,10 +39,10 @@ pub(crate) enum Step {
 /// A change of size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Resize {
-    pub(crate) control: u64,
-    pub(crate) stage: Stage,
-    pub(crate) size_bytes: u64,
-    pub(crate) old_bytes: u64,
+    control: u64,
+    stage: Stage,
+    size_bytes: u64,
+    old_bytes: u64,
 }
 
 /// What a change of size is waiting for.
@@ -65,6 +65,41 @@ pub(crate) enum Stage {
 }
 
 impl Resize {
+    /// From `old_bytes` to `size_bytes`. What becomes smaller begins with the cache, what becomes larger with the image.
+    pub(crate) fn new(control: u64, old_bytes: u64, size_bytes: u64) -> Resize {
+        let stage = if size_bytes < old_bytes { Stage::Requests } else { Stage::Backend };
+        Resize { control, stage, size_bytes, old_bytes }
+    }
+
+    /// The change, which waits for something else now.
+    pub(crate) fn at(self, stage: Stage) -> Resize {
+        Resize { stage, ..self }
+    }
+
+    /// Its control number.
+    pub(crate) fn control(&self) -> u64 {
+        self.control
+    }
+
+    /// What it waits for.
+    pub(crate) fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// The size that is asked for.
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// The size of what the cache may hold something of meanwhile, if it is another one than the volume's.
+    pub(crate) fn held_bytes(&self) -> Option<u64> {
+        match self.stage {
+            Stage::Requests | Stage::Drains => Some(self.old_bytes),
+            Stage::Recorded { result, .. } => Some(self.last_bytes(result)),
+            Stage::Drain { .. } | Stage::Checkpoint { .. } | Stage::Backend => None,
+        }
+    }
+
     /// The size that the volume has when it ends so.
     pub(crate) fn last_bytes(&self, result: Result<(), ControlError>) -> u64 {
         if result.is_ok() { self.size_bytes } else { self.old_bytes }

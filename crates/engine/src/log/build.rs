@@ -2,10 +2,9 @@
 
 use crate::api::{BLOCK_BYTES, VolumeId};
 use crate::base::flight::OpId;
-use crate::base::mem::{Arena, Buf};
+use crate::base::mem::Buf;
 use crate::base::shared::Base;
 use crate::blocks::index::Position;
-use crate::blocks::space::Space;
 use crate::format::{
     self, Entry, EntryKind, FORMAT_VERSION, Geometry, RECORD_ENTRIES_MAX, RECORD_MAGIC, RecordHeader,
     RecordKind, SUMMARY_BLOCKS_MAX, Stream, crc32c,
@@ -158,6 +157,9 @@ pub(crate) struct Builder {
     pub(super) stream: Stream,
     pub(super) segment: u32,
     pub(super) sequence: u64,
+    pub(super) epoch: u64,
+    /// Where the segment begins.
+    pub(super) segment_first: Position,
     /// First block of the append in its segment, and the next one to be filled.
     pub(super) first_block: u32,
     pub(super) block: u32,
@@ -262,8 +264,8 @@ impl Builder {
     }
 
     /// Adds a data block and returns the buffer that it must be in before the append is issued.
-    pub(crate) fn push_data(&mut self, space: &Space, volume_block: u64, crc: u32, old: Position) -> Buf {
-        let position = space.geo.segment_block(self.segment) + self.block;
+    pub(crate) fn push_data(&mut self, volume_block: u64, crc: u32, old: Position) -> Buf {
+        let position = self.segment_first + self.block;
         let entry = Entry::new(EntryKind::Data, volume_block, crc);
         self.append.entries.push(BuiltEntry { entry, position, old });
         let slot = self.slot(self.block);
@@ -314,7 +316,7 @@ impl Builder {
     }
 
     /// Writes the header of the open record; returns its CRC.
-    pub(crate) fn end_record(&mut self, base: &mut Base, space: &Space, fields: RecordFields) -> u32 {
+    pub(crate) fn end_record(&mut self, base: &mut Base, fields: RecordFields) -> u32 {
         let record = self.record.take().expect("a record is open");
         let built = &self.append.entries[record.first as usize..];
         let blocks = built.iter().filter(|b| b.entry.has_data()).count() as u16;
@@ -328,18 +330,18 @@ impl Builder {
             entries: U16::new(built.len() as u16),
             blocks: U16::new(blocks),
             reserved2: U16::ZERO,
-            uuid: space.geo.uuid,
+            uuid: base.geo().uuid,
             segment_sequence: U64::new(self.sequence),
             generation: U64::new(fields.generation),
             sequence: U64::new(fields.sequence),
             durable_sequence: U64::new(fields.durable_sequence),
-            checkpoint: U64::new(base.checkpoints.durable()),
+            checkpoint: U64::new(base.checkpoints().durable()),
             chain: U32::new(fields.chain),
-            epoch: U64::new(space.epoch),
+            epoch: U64::new(self.epoch),
             reserved3: [0; 16],
         };
         let slot = self.slot(record.header_block);
-        let bytes = base.arena.bytes_mut(slot);
+        let bytes = base.bytes_mut(slot);
         bytes.fill(0);
         header.write_to_prefix(bytes).expect("a header is smaller than a block");
         let mut at = size_of::<RecordHeader>();
@@ -367,9 +369,9 @@ impl Builder {
 }
 
 /// Copies a client's block into an append and returns its CRC.
-pub(crate) fn copy_block(arena: &mut Arena, from: Buf, to: Buf) -> u32 {
-    arena.copy(from, to);
-    crc32c(arena.bytes(to))
+pub(crate) fn copy_block(base: &mut Base, from: Buf, to: Buf) -> u32 {
+    base.copy(from, to);
+    crc32c(base.bytes(to))
 }
 
 #[cfg(test)]

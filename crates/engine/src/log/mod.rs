@@ -13,9 +13,10 @@ use crate::api::{BLOCK_BYTES, IoError};
 use crate::base::flight::{DeviceFailed, Io, OpId};
 use crate::base::mem::Buf;
 use crate::base::mutation::mutated;
+use crate::base::pools::For;
 use crate::base::shared::Base;
 use crate::base::util::Slab;
-use crate::blocks::space::{NONE, RESERVE_READ_CACHE, RESERVE_WRITES, SegmentState, Space};
+use crate::blocks::space::{NONE, RESERVE_READ_CACHE, RESERVE_WRITES, Space};
 use crate::format::summary::encode_summary;
 use crate::format::{
     self, Entry, FORMAT_VERSION, Geometry, SEGMENT_MAGIC, SegmentHeader, Stream, SummaryRecord, byte,
@@ -72,11 +73,28 @@ pub(crate) struct Log {
 /// What an append is begun for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Want {
-    pub(crate) stream: Stream,
+    stream: Stream,
     /// Data blocks and entries that its first record has at least.
-    pub(crate) least: (u32, usize),
+    least: (u32, usize),
     /// Reclaim or a repair wants it, which may use the last segments.
-    pub(crate) moves: bool,
+    moves: bool,
+}
+
+impl Want {
+    /// For changes, the first record of which has at least so many data blocks and entries.
+    pub(crate) fn changes(least: (u32, usize)) -> Want {
+        Want { stream: Stream::Log, least, moves: false }
+    }
+
+    /// For blocks that come into the read cache.
+    pub(crate) fn fills(stream: Stream) -> Want {
+        Want { stream, least: (1, 1), moves: false }
+    }
+
+    /// For blocks that reclaim moves or a repair brings back.
+    pub(crate) fn moves(stream: Stream) -> Want {
+        Want { stream, least: (1, 1), moves: true }
+    }
 }
 
 impl Log {
@@ -174,7 +192,7 @@ impl Log {
         buf: Buf,
     ) -> Result<Builder, Buf> {
         let Want { stream, least: (blocks, entries), moves } = want;
-        if base.dead {
+        if base.is_dead() {
             return Err(buf);
         }
         let is_short = space.free_count() < RESERVE_WRITES;
@@ -189,7 +207,7 @@ impl Log {
             self.spare.push(builder.append);
             // A checkpoint waits until no segment is being closed; closing the next one would hold it up
             // under load until no segment is free.
-            if self.sealing.len() >= SEALING_MAX || base.checkpoints.is_held_up() {
+            if self.sealing.len() >= SEALING_MAX || base.checkpoints().is_held_up() {
                 return Err(buf);
             }
             self.seal(base, space, stream);
@@ -218,10 +236,12 @@ impl Log {
         Builder {
             stream,
             segment: state.segment,
-            sequence: space.segments[state.segment as usize].sequence,
+            sequence: space.segment(state.segment).life(),
+            epoch: space.epoch(),
+            segment_first: base.geo().segment_block(state.segment),
             first_block: state.next_block,
             block: state.next_block,
-            segment_blocks: base.geo.segment_blocks,
+            segment_blocks: base.geo().segment_blocks,
             buf,
             records: state.records.len(),
             entries: state.entries.len(),
@@ -234,7 +254,7 @@ impl Log {
     pub(crate) fn issue(&mut self, base: &mut Base, builder: Builder, dsync: bool) {
         debug_assert!(builder.record.is_none() && !builder.append.records.is_empty());
         let stream = builder.stream;
-        let segment_first = base.geo.segment_block(builder.segment);
+        let segment_first = builder.segment_first;
         let bytes = (builder.block - builder.first_block) as usize * BLOCK_BYTES;
         let mut append = builder.append;
         append.end_block = builder.block;
@@ -261,14 +281,12 @@ impl Log {
         state.issued += 1;
         state.next_block = builder.block;
         append.number = state.issued;
-        base.device.appends += 1;
-        base.device.records += append.records.len() as u64;
-        base.device.appended_bytes += bytes as u64;
-        base.checkpoints.note_appended(bytes as u64);
+        let records = append.records.len();
         let buf = append.buf.slice(0, bytes);
         let index = self.appends.insert(append);
         self.stream(stream).in_flight.push_back(index);
-        base.out.write(Io::Append(index), byte(segment_first + builder.first_block), buf, dsync);
+        let offset = byte(segment_first + builder.first_block);
+        base.write_append(Io::Append(index), offset, buf, records, dsync);
     }
 
     /// The device has completed an append; see [`Log::next_published`].
@@ -281,10 +299,10 @@ impl Log {
         index: u32,
         result: Result<(), IoError>,
     ) -> Result<Stream, DeviceFailed> {
-        if result.is_err() || base.dead {
+        if result.is_err() || base.is_dead() {
             let append = self.appends.remove(index);
             self.stream(append.stream).in_flight.retain(|&i| i != index);
-            base.pools.append.give(append.buf);
+            base.pools_mut().give(For::Append, append.buf);
             return Err(DeviceFailed);
         }
         self.appends[index].done = true;
@@ -325,7 +343,7 @@ impl Log {
 
     /// Nobody needs an append any more.
     pub(crate) fn put_away(&mut self, base: &mut Base, append: Append) {
-        base.pools.append.give(append.buf);
+        base.pools_mut().give(For::Append, append.buf);
         self.spare.push(append);
     }
 
@@ -349,7 +367,7 @@ impl Log {
             entries: std::mem::replace(&mut state.entries, spare.1),
             issued: false,
         };
-        space.set_state(sealing.segment, SegmentState::Sealing);
+        space.begin_seal(sealing.segment);
         self.sealing.push(sealing);
         self.write_summaries(base, space);
     }
@@ -361,17 +379,18 @@ impl Log {
             if s.issued || self.streams[s.stream as usize].published < s.last {
                 continue;
             }
-            let Some(buf) = base.pools.summary.take() else { return };
+            let Some(buf) = base.pools_mut().take(For::Summary) else { return };
             let blocks = Geometry::summary_blocks(s.records.len(), s.entries.len());
             let segment = s.segment;
             let bytes = blocks as usize * BLOCK_BYTES;
-            let sequence = space.segments[segment as usize].sequence;
-            let out = &mut base.arena.bytes_mut(buf)[..bytes];
-            encode_summary(&base.geo, (segment, sequence), &s.records, &s.entries, out);
+            let life = space.segment(segment).life();
+            let geo = *base.geo();
+            let out = &mut base.bytes_mut(buf)[..bytes];
+            encode_summary(&geo, (segment, life), &s.records, &s.entries, out);
             self.sealing[i].issued = true;
             space.set_summary_blocks(segment, blocks);
-            let first = base.geo.segment_block(segment) + base.geo.segment_blocks - blocks;
-            base.out.write(Io::Seal { segment, buf }, byte(first), buf.slice(0, bytes), false);
+            let first = geo.segment_block(segment) + geo.segment_blocks - blocks;
+            base.write(Io::Seal { segment, buf }, byte(first), buf.slice(0, bytes), false);
         }
     }
 
@@ -386,8 +405,8 @@ impl Log {
         (segment, buf): (u32, Buf),
         result: Result<(), IoError>,
     ) -> Result<(), DeviceFailed> {
-        base.pools.summary.give(buf);
-        if result.is_err() || base.dead {
+        base.pools_mut().give(For::Summary, buf);
+        if result.is_err() || base.is_dead() {
             return Err(DeviceFailed);
         }
         let at = self.sealing.iter().position(|s| s.segment == segment).expect("it is being sealed");
@@ -395,7 +414,7 @@ impl Log {
         sealing.records.clear();
         sealing.entries.clear();
         self.spare_summaries.push((sealing.records, sealing.entries));
-        space.set_state(segment, SegmentState::Sealed);
+        space.end_seal(segment);
         self.write_summaries(base, space);
         Ok(())
     }
@@ -409,11 +428,11 @@ fn write_segment_header(base: &mut Base, builder: &mut Builder) {
         stream: builder.stream as u8,
         reserved: 0,
         segment: U32::new(builder.segment),
-        uuid: base.geo.uuid,
+        uuid: base.geo().uuid,
         segment_sequence: U64::new(builder.sequence),
-        checkpoint: U64::new(base.checkpoints.durable()),
+        checkpoint: U64::new(base.checkpoints().durable()),
     };
-    let bytes = base.arena.bytes_mut(builder.slot(0));
+    let bytes = base.bytes_mut(builder.slot(0));
     bytes.fill(0);
     header.write_to_prefix(bytes).expect("a header is smaller than a block");
     format::seal::<SegmentHeader>(bytes);

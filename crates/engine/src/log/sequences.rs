@@ -39,13 +39,13 @@ impl Sequences {
     }
 
     /// A record has been built, whose header has the CRC `chain`.
-    pub(crate) fn build(&mut self, sequence: u64, chain: u32) {
+    pub(crate) fn advance_built(&mut self, sequence: u64, chain: u32) {
         assert!(sequence > self.built, "record {sequence} is built after {}", self.built);
         (self.built, self.chain) = (sequence, chain);
     }
 
     /// A record takes effect, whose header has the CRC `chain`.
-    pub(crate) fn publish(&mut self, sequence: u64, chain: u32) {
+    pub(crate) fn advance_published(&mut self, sequence: u64, chain: u32) {
         assert!(sequence <= self.built, "record {sequence} takes effect before it is built");
         (self.published, self.chain_published) = (sequence, chain);
     }
@@ -57,11 +57,11 @@ impl Sequences {
 
     /// The sync has completed.
     pub(crate) fn end_sync(&mut self) {
-        self.note_durable(self.syncing);
+        self.advance_durable(self.syncing);
     }
 
     /// Everything up to `sequence` is on stable media.
-    pub(crate) fn note_durable(&mut self, sequence: u64) {
+    pub(crate) fn advance_durable(&mut self, sequence: u64) {
         assert!(sequence <= self.published, "record {sequence} is durable before it takes effect");
         self.durable = self.durable.max(sequence);
     }

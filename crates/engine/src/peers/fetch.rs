@@ -39,15 +39,14 @@ impl Peers {
         buf: Buf,
     ) -> Result<(), RequestError> {
         let found = if ground.volume(id).is_copy() { self.place_of_record(id, sequence) } else { None };
-        let stands = |&(segment, life, ..): &(u32, u64, u32, u32)| {
-            ground.space.segments[segment as usize].sequence == life
-        };
+        let stands =
+            |&(segment, life, ..): &(u32, u64, u32, u32)| ground.space().segment(segment).life() == life;
         let (segment, life, first, blocks) = found.filter(stands).ok_or(RequestError::Invalid)?;
-        let position = ground.base.geo.segment_block(segment) + first;
+        let position = ground.geo().segment_block(segment) + first;
         let buf = buf.slice(0, blocks as usize * BLOCK_BYTES);
-        ground.space.pin(position);
+        ground.space_mut().pin(position);
         let fetch = self.fetches.insert(FetchRead { volume: id, op, sequence, position, life, buf });
-        ground.base.out.read(Io::Fetch(fetch), byte(position), buf);
+        ground.read(Io::Fetch(fetch), byte(position), buf);
         Ok(())
     }
 
@@ -59,13 +58,13 @@ impl Peers {
         result: Result<(), IoError>,
     ) -> (OpId, Result<(), RequestError>) {
         let read = self.fetches.remove(index);
-        ground.space.unpin(read.position);
-        let generation = ground.volume(read.volume).spec.generation;
-        let (block, data) = ground.base.arena.bytes(read.buf).split_at(BLOCK_BYTES);
+        ground.space_mut().unpin(read.position);
+        let generation = ground.volume(read.volume).spec().generation;
+        let (block, data) = ground.bytes(read.buf).split_at(BLOCK_BYTES);
         let is_meant = |record: &Record| {
             let header = &record.header;
             header.kind == RecordKind::Write as u8
-                && (header.uuid, header.volume.get()) == (ground.base.geo.uuid, read.volume.0)
+                && (header.uuid, header.volume.get()) == (ground.geo().uuid, read.volume.0)
                 && header.segment_sequence.get() == read.life
                 && (header.generation.get(), header.sequence.get()) == (generation, read.sequence)
                 && usize::from(header.blocks.get()) * BLOCK_BYTES == data.len()

@@ -102,24 +102,24 @@ impl Peers {
     /// # Errors
     /// It is not, or the copy takes none now.
     pub(crate) fn admit_record(&self, ground: &Ground, request: &Request) -> Result<Incoming, RequestError> {
-        let volume = ground.volumes.get(request.volume.0 as usize).and_then(Option::as_ref);
-        let volume = volume.filter(|v| !v.closing && !v.is_busy() && ground.base.stopping.is_none());
+        let volume = ground.get(request.volume);
+        let volume = volume.filter(|v| !v.is_closing() && !v.is_busy() && !ground.is_stopping());
         let volume = volume.ok_or(RequestError::Shutdown)?;
-        let promised = volume.promised.ok_or(RequestError::Invalid)?;
-        if ground.base.dead || volume.is_refusing() {
+        let promised = volume.promised().ok_or(RequestError::Invalid)?;
+        if ground.is_dead() || volume.is_refusing() {
             return Err(RequestError::Io);
         }
         if (request.offset, request.len) != (0, 0) {
             return Err(RequestError::Invalid);
         }
         let buf = request.buf.expect("a record has a buffer");
-        let (block, data) = ground.base.arena.bytes(buf).split_at(BLOCK_BYTES);
+        let (block, data) = ground.bytes(buf).split_at(BLOCK_BYTES);
         let record = Record::decode(block).ok_or(RequestError::Invalid)?;
         let header = &record.header;
         let generation = header.generation.get();
         let incoming = Incoming::new(header.sequence.get(), &record.entries);
         let replica = self.copies.of(request.volume);
-        let (room, granted) = (incoming.room(), volume.reserve.granted());
+        let (room, granted) = (incoming.room(), volume.reserve().granted());
         let has_room = match replica.own {
             true => {
                 room.bytes <= ground.blocks_left() * BLOCK_BYTES as u64 && room.ranges <= ground.ranges_left()
@@ -128,7 +128,7 @@ impl Peers {
         };
         let blocks = incoming.size().0 as usize;
         let expected = header.kind == RecordKind::Write as u8
-            && generation == volume.spec.generation
+            && generation == volume.spec().generation
             && generation >= promised
             && incoming.sequence() == replica.taken + 1
             && has_room
@@ -152,12 +152,12 @@ impl Peers {
         if replica.own {
             ground.grant(id, incoming.room());
         }
-        ground.volume_mut(id).reserve.begin(incoming.room());
+        ground.volume_mut(id).reserve_mut().begin(incoming.room());
     }
 
     /// Remembers what of an append's records the owner's word about its image will be measured by.
     pub(crate) fn note_places(&mut self, ground: &Ground, append: &Append) {
-        let (segment, life) = (append.segment(), ground.space.segments[append.segment() as usize].sequence);
+        let (segment, life) = (append.segment(), ground.space().segment(append.segment()).life());
         let blocks_of = |entries: &[BuiltEntry]| {
             1 + entries.iter().filter(|built| built.entry().has_data()).count() as u32
         };
@@ -166,7 +166,7 @@ impl Peers {
         for (record, entries) in append.records() {
             let first = end;
             end += blocks_of(entries);
-            let volume = ground.volumes.get(record.volume().0 as usize).and_then(Option::as_ref);
+            let volume = ground.get(record.volume());
             if record.kind() == RecordKind::Write && volume.is_some_and(|volume| volume.is_copy()) {
                 let replica = self.copies.of_mut(record.volume());
                 replica.note_zeroes(record.sequence(), entries);
@@ -190,7 +190,7 @@ impl Peers {
             place = logged.behind();
             replica.places.pop_front();
         }
-        if sequence >= ground.volume(id).log.published() {
+        if sequence >= ground.volume(id).log().published() {
             place = EVERYTHING;
         }
         Drained { replica, sequence, place, cleaned: 0, forgotten: false }

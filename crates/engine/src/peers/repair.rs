@@ -8,6 +8,7 @@ use crate::blocks::index::{Lookup, Position};
 use crate::format::{RecordKind, Stream, crc32c};
 use crate::ground::Ground;
 use crate::ground::volume::Volume;
+use crate::log::Want;
 use crate::log::build::RecordFields;
 use crate::peers::Peers;
 use std::collections::VecDeque;
@@ -114,20 +115,20 @@ impl Peers {
         block: u64,
         position: Position,
     ) -> bool {
-        if ground.bad.has(position) {
+        if ground.bad().has(position) {
             return true;
         }
-        if ground.base.dead || !ground.volume(volume).is_sending() {
+        if ground.is_dead() || !ground.volume(volume).is_sending() {
             return false;
         }
-        let crc = ground.space.marks.crc(position);
-        ground.space.pin(position);
+        let crc = ground.marks().crc(position);
+        ground.space_mut().pin(position);
         let stage = Stage::Queued(0);
         let repair = Repair { volume, block, position, crc, stage, attempts: 0, settled: false };
         self.repairs.queue.push_back(repair);
-        ground.bad.insert(volume, position);
-        ground.log.set_repairs(true);
-        ground.base.out.stir();
+        ground.bad_mut().insert(volume, position);
+        ground.log_mut().set_repairs(true);
+        ground.stir();
         true
     }
 
@@ -156,33 +157,34 @@ impl Peers {
         if !asked || !matches!(front.stage, Stage::Asked(_)) {
             return;
         }
-        let of = ground.volumes[id.0 as usize].as_ref();
+        let of = ground.get(id);
         let arrived = |of: &Volume| {
-            let there = of.copy.as_ref().map_or(0, |copy| copy.logged());
-            of.log.published().min(there) >= of.log.built()
+            let there = of.copy().map_or(0, |copy| copy.logged());
+            of.log().published().min(there) >= of.log().built()
         };
         let unsettled = of.filter(|of| !front.settled && !arrived(of));
         match data.filter(|data| data.len() == BLOCK_BYTES && crc32c(data) == crc) {
             Some(data) => {
                 front.stage = Stage::Here(now + STAGE_NS_MAX);
-                ground.base.arena.bytes_mut(ground.base.pools.repair).copy_from_slice(data);
+                let repair = ground.pools().repair();
+                ground.bytes_mut(repair).copy_from_slice(data);
             }
             None => match unsettled {
-                Some(of) => front.stage = Stage::Unsettled(of.log.built()),
+                Some(of) => front.stage = Stage::Unsettled(of.log().built()),
                 None => self.end_repair(ground, End::Lost),
             },
         }
-        ground.base.out.stir();
+        ground.stir();
     }
 
     /// Goes on with repairs.
     pub(crate) fn step(&mut self, ground: &mut Ground, now: Nanos) {
         while let Some(&Repair { volume, block, crc, stage, attempts, .. }) = self.repairs.queue.front() {
-            let of = ground.volumes[volume.0 as usize].as_ref();
-            let (sends, published) = of.map_or((false, 0), |of| (of.is_sending(), of.log.published()));
-            let there = of.and_then(|of| of.copy.as_ref()).map_or(0, |copy| copy.logged());
+            let of = ground.get(volume);
+            let (sends, published) = of.map_or((false, 0), |of| (of.is_sending(), of.log().published()));
+            let there = of.and_then(|of| of.copy()).map_or(0, |copy| copy.logged());
             // What is not wanted any more has nothing to lose.
-            if ground.base.dead || stage != Stage::Logging && !self.is_wanted(ground) {
+            if ground.is_dead() || stage != Stage::Logging && !self.is_wanted(ground) {
                 self.end_repair(ground, End::Lost);
                 continue;
             }
@@ -204,7 +206,7 @@ impl Peers {
                     front.settled |= matches!(stage, Stage::Unsettled(_));
                     front.stage = Stage::Asked(now + STAGE_NS_MAX);
                     let op = PeerOp::Block { block, crc };
-                    ground.base.out.peer(volume, op);
+                    ground.out_mut().peer(volume, op);
                 }
             }
         }
@@ -213,34 +215,34 @@ impl Peers {
     /// The first bad block is the current one still, or a group needs it.
     fn is_wanted(&self, ground: &Ground) -> bool {
         let Some(&Repair { volume, block, position, .. }) = self.repairs.queue.front() else { return false };
-        let Some(of) = &ground.volumes[volume.0 as usize] else { return false };
-        let frozen = || of.ledger.closed_has(block, position);
-        of.ledger.index().lookup(block) == Lookup::At(position)
-            || ground.space.marks.is_dirty(position) && frozen()
+        let Some(of) = ground.get(volume) else { return false };
+        let frozen = || of.ledger().closed_has(block, position);
+        of.ledger().index().lookup(block) == Lookup::At(position)
+            || ground.marks().is_dirty(position) && frozen()
     }
 
     /// Logs the copy that has come; false if there is no room for it now.
     fn log_repaired(&mut self, ground: &mut Ground) -> bool {
-        let Some(mut builder) = ground.begin_move(Stream::Log) else { return false };
+        let Some(mut builder) = ground.begin_append(Want::moves(Stream::Log)) else { return false };
         let front = self.repairs.queue.front_mut().expect("a copy has come");
         front.stage = Stage::Logging;
         let Repair { volume, block, position, crc, .. } = *front;
         builder.begin_record(volume, RecordKind::Move);
-        let to = builder.push_data(&ground.space, block, crc, position);
-        ground.base.arena.copy(ground.base.pools.repair, to);
-        builder.end_record(&mut ground.base, &ground.space, RecordFields::default());
+        let copy = ground.pools().repair();
+        ground.push_moved(&mut builder, (block, position, crc), copy);
+        ground.end_record_beside(&mut builder, RecordFields::default());
         builder.mark_repair();
-        ground.log.issue(&mut ground.base, builder, false);
+        ground.issue(builder, false);
         true
     }
 
     /// The copy is in the log. What was flushed once is to be stable again.
     pub(crate) fn repaired(&mut self, ground: &mut Ground) {
         if let Some(front) = self.repairs.queue.front() {
-            if let Some(volume) = &mut ground.volumes[front.volume.0 as usize] {
-                volume.count.repaired_blocks += 1;
+            if let Some(volume) = ground.get_mut(front.volume) {
+                volume.count_mut().repaired_blocks += 1;
             }
-            ground.log.want_stable();
+            ground.log_mut().want_stable();
             self.end_repair(ground, End::Good);
         }
     }
@@ -253,13 +255,13 @@ impl Peers {
             let attempts = repair.attempts + 1;
             self.repairs.queue.push_back(Repair { stage: Stage::Queued(at), attempts, ..repair });
         } else {
-            ground.space.unpin(position);
-            ground.bad.remove(position);
+            ground.space_mut().unpin(position);
+            ground.bad_mut().remove(position);
         }
-        if end == End::Lost && ground.volumes[volume.0 as usize].is_some() {
+        if end == End::Lost && ground.get(volume).is_some() {
             ground.lose_for_good(volume, block, position);
         }
-        ground.log.set_repairs(!self.repairs.queue.is_empty());
+        ground.log_mut().set_repairs(!self.repairs.queue.is_empty());
         let mut at = 0;
         while let Some(&reader) = self.repairs.readers.get(at) {
             if (reader.volume, reader.block) != (volume, block) {
@@ -271,6 +273,6 @@ impl Peers {
             let is_known = !matches!(end, End::Later(_));
             self.repairs.ended.push_back((reader, is_known));
         }
-        ground.base.out.stir();
+        ground.stir();
     }
 }

@@ -8,8 +8,8 @@ use crate::blocks::index::{Lookup, Position};
 use crate::engine::Engine;
 use crate::format::{Geometry, byte, crc32c};
 use crate::ground::volume::Volume;
-use crate::recovery::recover::{OpenError, Rebuilt, RecoveryReport, load_checkpoint, read, read_superblock};
-use crate::status::{DeviceStatus, VolumeStatus};
+use crate::recovery::recover::{OpenError, Rebuilt, load_checkpoint, read, read_superblock};
+use crate::status::{Content, DeviceStatus, RecoveryReport, Stretch, VolumeStatus};
 
 /// Blocks that are read at once.
 const READ_BLOCKS: usize = 64;
@@ -19,32 +19,6 @@ pub struct Contents {
     engine: Engine,
     recovery: RecoveryReport,
     format_version: u16,
-}
-
-/// A stretch of a volume of which the device knows something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stretch<'a> {
-    /// First byte in the volume.
-    pub offset: u64,
-    /// Bytes; whole blocks, but for the last one of a volume whose size is none.
-    pub len: u64,
-    /// The backend does not have it. Zeroes count as dirty as long as some in their object are.
-    pub dirty: bool,
-    /// What stands there.
-    pub content: Content<'a>,
-}
-
-/// What stands in a [`Stretch`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Content<'a> {
-    /// These bytes, which have been verified.
-    Data(&'a [u8]),
-    /// Zeroes that take no room on the device.
-    Zero,
-    /// What is on the device cannot be read or does not verify.
-    Damaged,
-    /// It is known to be lost.
-    Lost,
 }
 
 /// Blocks of one kind that are neighbours in the volume and on the device.
@@ -66,10 +40,10 @@ impl Contents {
             Engine::rebuild(device, geo, &loaded, EngineConfig::small(), 0)?;
         if unreadable {
             // What can be read is shown all the same, for a rescue: it may not be all.
-            engine.ground.volumes.iter_mut().flatten().for_each(|volume| volume.failed = true);
-            recovery.volumes_failed = engine.ground.volumes.iter().flatten().count() as u64;
+            engine.ground.volumes_mut().for_each(|volume| _ = volume.fail());
+            recovery.volumes_failed = engine.ground.volumes().count() as u64;
         }
-        engine.ground.space.rebuild_queues();
+        engine.ground.space_mut().rebuild_queues();
         Ok(Contents { engine, recovery, format_version: loaded.header.format_version() })
     }
 
@@ -80,7 +54,7 @@ impl Contents {
 
     /// Identity and layout of the device.
     pub fn geometry(&self) -> &Geometry {
-        &self.engine.ground.base.geo
+        self.engine.ground.geo()
     }
 
     /// State of the device.
@@ -101,7 +75,7 @@ impl Contents {
 
     /// Blocks on the device, all volumes.
     pub(crate) fn live_blocks(&self) -> u64 {
-        self.engine.ground.space.live_blocks()
+        self.engine.ground.space().live_blocks()
     }
 
     /// Shows everything that the device holds of a volume, in the volume's order and verified, until `see` fails.
@@ -115,10 +89,10 @@ impl Contents {
         id: VolumeId,
         see: &mut dyn FnMut(Stretch<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let Some(Some(volume)) = self.engine.ground.volumes.get(usize::from(id.0)) else { return Ok(()) };
+        let Some(volume) = self.engine.ground.get(id) else { return Ok(()) };
         let mut buf = AlignedBuf::zeroed(READ_BLOCKS * BLOCK_BYTES);
-        for object in volume.ledger.index().objects(0) {
-            for (block, blocks, found) in volume.ledger.index().runs(object) {
+        for object in volume.ledger().index().objects(0) {
+            for (block, blocks, found) in volume.ledger().index().runs(object) {
                 let (dirty, content) = match found {
                     Lookup::At(position) => {
                         self.read_run(device, volume, Run { block, blocks, position }, &mut buf, see)?;
@@ -151,11 +125,11 @@ impl Contents {
             let mut kinds = [(false, false); READ_BLOCKS];
             for (i, data) in bytes.chunks_mut(BLOCK_BYTES).enumerate() {
                 let p = position + i as u32;
-                let verifies = |data: &[u8]| crc32c(data) == self.engine.ground.space.marks.crc(p);
+                let verifies = |data: &[u8]| crc32c(data) == self.engine.ground.marks().crc(p);
                 // A bad sector spoils its own block only, and a bad transfer not even that.
                 let good =
                     (readable && verifies(data)) || (read(device, byte(p), data).is_ok() && verifies(data));
-                kinds[i] = (self.engine.ground.space.marks.is_dirty(p), good);
+                kinds[i] = (self.engine.ground.marks().is_dirty(p), good);
             }
             let mut at = 0;
             for alike in kinds[..count as usize].chunk_by(|a, b| a == b) {
@@ -174,7 +148,7 @@ impl Contents {
 /// A stretch of whole blocks, cut at the end of the volume.
 fn stretch<'a>(volume: &Volume, block: u64, blocks: u64, dirty: bool, content: Content<'a>) -> Stretch<'a> {
     let offset = block * BLOCK_BYTES as u64;
-    let len = (blocks * BLOCK_BYTES as u64).min(volume.spec.size_bytes.saturating_sub(offset));
+    let len = (blocks * BLOCK_BYTES as u64).min(volume.spec().size_bytes.saturating_sub(offset));
     let content = match content {
         Content::Data(data) => Content::Data(&data[..len as usize]),
         other => other,

@@ -6,9 +6,9 @@ use crate::base::mem::AlignedBuf;
 use crate::base::shared::EngineConfig;
 use crate::engine::Engine;
 use crate::format::{CACHE_BYTES_MAX, CACHE_BYTES_MIN, Geometry, SUPERBLOCKS, byte};
-use crate::recovery::content::{Content, Contents};
-use crate::recovery::recover::{OpenError, RecoveryReport};
-use crate::status::{DeviceStatus, VolumeStatus};
+use crate::recovery::content::Contents;
+use crate::recovery::recover::OpenError;
+use crate::status::{Content, Inspection, RecoveryReport, VolumeStatus};
 use std::convert::Infallible;
 
 /// Bytes written at once while a device is laid out.
@@ -68,21 +68,6 @@ pub fn format_device(
         device.write(byte(at), &block).map_err(FormatError::Device)?;
     }
     device.sync().map_err(FormatError::Device)
-}
-
-/// What a cache device holds, without changing it.
-#[derive(Debug, Clone)]
-pub struct Inspection {
-    /// Identity and layout.
-    pub geometry: Geometry,
-    /// The format's version that the device is of.
-    pub format_version: u16,
-    /// State as of now, tail included.
-    pub device: DeviceStatus,
-    /// The volumes.
-    pub volumes: Vec<VolumeStatus>,
-    /// What opening it would find.
-    pub recovery: RecoveryReport,
 }
 
 /// Looks at a cache device. Nothing is written.

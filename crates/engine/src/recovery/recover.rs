@@ -8,7 +8,7 @@ use crate::base::device::{Device, DeviceRead};
 use crate::base::mem::AlignedBuf;
 use crate::base::mutation::mutated;
 use crate::base::shared::EngineConfig;
-use crate::blocks::space::{NONE, Segment, SegmentState};
+use crate::blocks::space::{NONE, Segment};
 use crate::checkpoint::combined_crc;
 use crate::engine::Engine;
 use crate::format::summary::decode_summary;
@@ -16,6 +16,7 @@ use crate::format::summary::encode_summary;
 use crate::format::*;
 use crate::ground::volume::Volume;
 use crate::recovery::replay::{SegmentRecords, replay};
+use crate::status::RecoveryReport;
 use zerocopy::FromBytes;
 
 /// Segments whose summaries are read at once.
@@ -59,31 +60,10 @@ pub enum OpenError {
     Device(&'static str, IoError),
 }
 
-/// What opening found, for logs and `cache inspect`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct RecoveryReport {
-    /// Number of the checkpoint that recovery started from.
-    pub checkpoint: u64,
-    /// Segments in use at that checkpoint.
-    pub segments: u64,
-    /// Segments whose summary was unreadable and whose records were read instead.
-    pub summaries_rebuilt: u64,
-    /// Records replayed.
-    pub records_replayed: u64,
-    /// Blocks of them.
-    pub blocks_replayed: u64,
-    /// Records behind a torn tail, which were not acknowledged as durable and are dropped.
-    pub records_cut: u64,
-    /// Blocks that are lost.
-    pub blocks_lost: u64,
-    /// Volumes with losses that cannot be named.
-    pub volumes_failed: u64,
-}
-
 /// A checkpoint as read from the device.
 pub(crate) struct Loaded {
-    pub(crate) header: CheckpointHeader,
-    pub(crate) pages: Vec<u8>,
+    pub(super) header: CheckpointHeader,
+    pub(super) pages: Vec<u8>,
 }
 
 /// Reads and verifies both copies of the superblock: one of a newer version counts even beside an older one.
@@ -225,11 +205,11 @@ struct Named {
 
 /// What was found on a device, before anything is changed.
 pub(crate) struct Rebuilt {
-    pub(crate) engine: Engine,
-    pub(crate) report: RecoveryReport,
+    pub(super) engine: Engine,
+    pub(super) report: RecoveryReport,
     tail: Vec<SegmentRecords>,
     /// The log may go on with records that the device could not read.
-    pub(crate) unreadable: bool,
+    pub(super) unreadable: bool,
 }
 
 fn bit(bits: &[u8], n: u32) -> bool {
@@ -259,7 +239,7 @@ impl Engine {
         for segment in tail.iter().filter(|t| Some(t.segment) != open) {
             engine.write_missing_summary(device, segment).map_err(failed("written (summary)"))?;
         }
-        engine.ground.space.rebuild_queues();
+        engine.ground.space_mut().rebuild_queues();
         engine
             .checkpoint
             .write_blocking(&mut engine.ground, device)
@@ -280,10 +260,10 @@ impl Engine {
         let mut engine = Engine::new(geo, config, number, header.epoch.get() + 1, now);
         // Every free segment may have been opened since. One whose first append was torn is not found, but
         // records deeper in it may stand: no later life of a segment may share its sequence.
-        engine.ground.space.next_sequence = header.next_segment_sequence.get() + u64::from(geo.segments);
+        let next = header.next_segment_sequence.get() + u64::from(geo.segments);
+        engine.ground.space_mut().begin_lives_at(next);
         let mut report = RecoveryReport { checkpoint: number, ..RecoveryReport::default() };
         let expected = engine.load_volumes(loaded)?;
-        engine.ground.count_quotas();
         engine.load_extents(loaded);
         let named = engine.load_segments(loaded)?;
         report.segments = named.len() as u64;
@@ -301,14 +281,14 @@ impl Engine {
             tail.push(records);
         }
         engine.check_blocks(&expected);
-        let used =
-            engine.ground.space.segments.iter().map(|s| s.state != SegmentState::Free).collect::<Vec<_>>();
+        let used = engine.ground.space().segments().map(Segment::is_used).collect::<Vec<_>>();
         let (new, mut unreadable) = find_new_segments(device, &geo, &used, header);
         for (segment, sequence, stream) in new {
             let mut records = SegmentRecords::read(device, &geo, segment, sequence, stream)?;
             records.keep_epoch(header.epoch.get());
-            engine.ground.space.next_sequence = engine.ground.space.next_sequence.max(sequence + 1);
-            engine.ground.space.segments[segment as usize] = used_segment(sequence, records.stream, 0);
+            let space = engine.ground.space_mut();
+            space.begin_lives_at(sequence + 1);
+            space.restore_segment(segment, sequence, records.stream, 0);
             tail.push(records);
         }
         // Nothing is appended before the checkpoint that begins an epoch is durable.
@@ -320,16 +300,16 @@ impl Engine {
         unreadable |= replay(&mut engine, &tail, &mut report, now);
         let ids: Vec<VolumeId> = engine.ground.ids().collect();
         for id in ids {
-            let published = engine.ground.volume(id).log.published();
+            let published = engine.ground.volume(id).log().published();
             engine.front.add(id, published);
             engine.peers.add(id);
             engine.peers.follow(id, published, false);
             engine.drain.restore(&mut engine.ground, id, now);
             let volume = engine.ground.volume_mut(id);
-            report.blocks_lost += volume.ledger.blocks().lost;
-            report.volumes_failed += u64::from(volume.failed);
+            report.blocks_lost += volume.ledger().blocks().lost;
+            report.volumes_failed += u64::from(volume.is_failed());
             if !volume.is_dirty() {
-                volume.progress.restore_drained(volume.log.published());
+                volume.begin_drained();
             }
         }
         Ok(Rebuilt { engine, report, tail, unreadable })
@@ -338,10 +318,10 @@ impl Engine {
     /// Puts the checkpoint's volumes in place; returns how many dirty blocks each must have, and how
     /// many cached ones inside of zeroes.
     fn load_volumes(&mut self, loaded: &Loaded) -> Result<Vec<(u64, u64)>, OpenError> {
-        let first = self.ground.base.geo.segment_pages() as usize;
-        let volumes = self.ground.base.geo.volume_pages as usize;
+        let first = self.ground.geo().segment_pages() as usize;
+        let volumes = self.ground.geo().volume_pages as usize;
         let mut expected = vec![(0, 0); volumes];
-        self.ground.volumes.resize_with(volumes, || None);
+        let mut found: Vec<Option<Volume>> = (0..volumes).map(|_| None).collect();
         for (v, expected) in expected.iter_mut().enumerate() {
             let page = page_bytes(loaded, first + v);
             let (header, rest) = PageHeader::read_from_prefix(page).map_err(|_| OpenError::Checkpoint)?;
@@ -351,26 +331,24 @@ impl Engine {
             let (item, _) = VolumeItem::read_from_prefix(rest).map_err(|_| OpenError::Checkpoint)?;
             *expected = (item.dirty_blocks.get(), item.covered_blocks.get());
             let volume = Volume::from_item(&item).ok_or(OpenError::Checkpoint)?;
-            if self.ground.volumes.iter().flatten().any(|other| other.spec.name == volume.spec.name) {
+            if found.iter().flatten().any(|other| other.spec().name == volume.spec().name) {
                 return Err(OpenError::Checkpoint);
             }
-            self.ground.volumes[v] = Some(Box::new(volume));
+            found[v] = Some(volume);
         }
-        while self.ground.volumes.last().is_some_and(Option::is_none) {
-            self.ground.volumes.pop();
-        }
+        self.ground.restore_volumes(found);
         Ok(expected)
     }
 
     fn load_extents(&mut self, loaded: &Loaded) {
-        let first = (self.ground.base.geo.segment_pages() + self.ground.base.geo.volume_pages) as usize;
-        for e in 0..self.ground.base.geo.extent_pages as usize {
+        let first = (self.ground.geo().segment_pages() + self.ground.geo().volume_pages) as usize;
+        for e in 0..self.ground.geo().extent_pages as usize {
             let page = page_bytes(loaded, first + e);
             let Ok((header, mut rest)) = PageHeader::read_from_prefix(page) else { continue };
             for _ in 0..header.items.get() {
                 let Ok((item, left)) = ExtentItem::read_from_prefix(rest) else { break };
                 rest = left;
-                let Some(Some(volume)) = self.ground.volumes.get_mut(usize::from(item.volume.get())) else {
+                let Some(volume) = self.ground.get_mut(VolumeId(item.volume.get())) else {
                     continue;
                 };
                 let (block, n) = (item.block.get(), u64::from(item.len.get()));
@@ -379,8 +357,8 @@ impl Engine {
                 }
                 let range = block..block + n;
                 match item.kind == ExtentKind::Lost as u8 {
-                    true => volume.ledger.restore_lost(range),
-                    false => volume.ledger.restore_zero(range, item.kind == ExtentKind::ZeroKeep as u8),
+                    true => volume.ledger_mut().restore_lost(range),
+                    false => volume.ledger_mut().restore_zero(range, item.kind == ExtentKind::ZeroKeep as u8),
                 }
             }
         }
@@ -389,12 +367,12 @@ impl Engine {
     /// Registers the segments that the checkpoint names.
     fn load_segments(&mut self, loaded: &Loaded) -> Result<Vec<Named>, OpenError> {
         let mut named = Vec::new();
-        let bitmap = self.ground.base.geo.segment_blocks as usize / 8;
-        let item_bytes = self.ground.base.geo.segment_item_bytes();
-        for page in 0..self.ground.base.geo.segment_pages() {
+        let bitmap = self.ground.geo().segment_blocks as usize / 8;
+        let item_bytes = self.ground.geo().segment_item_bytes();
+        for page in 0..self.ground.geo().segment_pages() {
             let bytes = &page_bytes(loaded, page as usize)[size_of::<PageHeader>()..];
             for (segment, bytes) in
-                self.ground.space.segments_of_page(page).zip(bytes.chunks_exact(item_bytes))
+                self.ground.space().segments_of_page(page).zip(bytes.chunks_exact(item_bytes))
             {
                 let (item, bits) = SegmentItem::read_from_prefix(bytes).map_err(|_| OpenError::Checkpoint)?;
                 if item.used == 0 {
@@ -406,8 +384,8 @@ impl Engine {
                 {
                     return Err(OpenError::Checkpoint);
                 }
-                self.ground.space.segments[segment as usize] =
-                    used_segment(item.segment_sequence.get(), stream, item.summary_blocks.get());
+                let (life, summary_blocks) = (item.segment_sequence.get(), item.summary_blocks.get());
+                self.ground.space_mut().restore_segment(segment, life, stream, summary_blocks);
                 let (live, dirty) = (bits[..bitmap].to_vec(), bits[bitmap..2 * bitmap].to_vec());
                 named.push(Named { segment, item, live, dirty });
             }
@@ -427,7 +405,7 @@ impl Engine {
                 .iter()
                 .map(|n| AlignedBuf::zeroed(usize::from(n.item.summary_blocks.get()).max(1) * BLOCK_BYTES))
                 .collect();
-            let geo = self.ground.base.geo;
+            let geo = *self.ground.geo();
             let mut batch: Vec<DeviceRead<'_>> = chunk
                 .iter()
                 .zip(&mut bufs)
@@ -462,7 +440,7 @@ impl Engine {
             let data = own.filter(|e| e.has_data());
             for (i, entry) in data.enumerate() {
                 let offset = u32::from(record.first_block.get()) + 1 + i as u32;
-                self.place_named(n, offset, usize::from(record.volume.get()), entry);
+                self.place_named(n, offset, record.volume.get(), entry);
             }
         }
     }
@@ -472,32 +450,32 @@ impl Engine {
             let data = record.entries.iter().filter(|e| e.has_data());
             for (i, entry) in data.enumerate() {
                 let offset = record.first_block + 1 + i as u32;
-                self.place_named(n, offset, usize::from(record.header.volume.get()), entry);
+                self.place_named(n, offset, record.header.volume.get(), entry);
             }
         }
     }
 
     /// Puts one block into the index if the checkpoint says that it is live.
-    fn place_named(&mut self, n: &Named, offset: u32, volume: usize, entry: &Entry) {
-        if offset >= self.ground.base.geo.segment_blocks || !bit(&n.live, offset) {
+    fn place_named(&mut self, n: &Named, offset: u32, volume: u16, entry: &Entry) {
+        if offset >= self.ground.geo().segment_blocks || !bit(&n.live, offset) {
             return;
         }
-        let Some(Some(volume)) = self.ground.volumes.get_mut(volume) else { return };
-        let (block, position) = (entry.block(), self.ground.base.geo.segment_block(n.segment) + offset);
-        if block >= volume.blocks() || self.ground.space.marks.is_live(position) {
+        let (block, position) = (entry.block(), self.ground.geo().segment_block(n.segment) + offset);
+        let Some((volume, space)) = self.ground.get_with_space(VolumeId(volume)) else { return };
+        if block >= volume.blocks() || space.marks().is_live(position) {
             return;
         }
         let dirty = bit(&n.dirty, offset);
-        volume.ledger.restore(&mut self.ground.space, (block, position), entry.value(), dirty);
+        volume.ledger_mut().restore(space, (block, position), entry.value(), dirty);
     }
 
     /// A volume with fewer dirty blocks than its checkpoint counted has lost some that cannot be named. With
     /// fewer blocks inside of its zeroes, one of the zeroes is none, and nobody knows which.
     fn check_blocks(&mut self, expected: &[(u64, u64)]) {
-        for (volume, &(dirty, covered)) in self.ground.volumes.iter_mut().zip(expected) {
-            let Some(volume) = volume else { continue };
-            if volume.ledger.dirty() != dirty || volume.ledger.covered() < covered {
-                volume.failed = true;
+        for (id, &(dirty, covered)) in self.ground.places().zip(expected) {
+            let Some(volume) = self.ground.get_mut(id) else { continue };
+            if volume.ledger().dirty() != dirty || volume.ledger().covered() < covered {
+                volume.fail();
             }
         }
     }
@@ -511,11 +489,11 @@ impl Engine {
         let records: Vec<SummaryRecord> = last.records.iter().map(|r| r.summary()).collect();
         let entries: Vec<Entry> = last.records.iter().flat_map(|r| &r.entries).copied().collect();
         let summary = Geometry::summary_blocks(records.len() + 1, entries.len() + 1);
-        if summary > SUMMARY_BLOCKS_MAX || next_block + 2 + summary > self.ground.base.geo.segment_blocks {
+        if summary > SUMMARY_BLOCKS_MAX || next_block + 2 + summary > self.ground.geo().segment_blocks {
             return None;
         }
-        self.ground.space.segments[last.segment as usize].state = SegmentState::Open;
-        self.ground.log.reopen(last.segment, next_block, records, entries);
+        self.ground.space_mut().reopen_segment(last.segment);
+        self.ground.log_mut().reopen(last.segment, next_block, records, entries);
         Some(last.segment)
     }
 
@@ -541,30 +519,25 @@ impl Engine {
                 let blocks = needed;
                 let mut buf = AlignedBuf::zeroed(blocks as usize * BLOCK_BYTES);
                 encode_summary(
-                    &self.ground.base.geo,
+                    self.ground.geo(),
                     (tail.segment, tail.segment_sequence),
                     &records,
                     &entries,
                     &mut buf,
                 );
-                let first = self.ground.base.geo.segment_block(tail.segment)
-                    + self.ground.base.geo.segment_blocks
-                    - blocks;
+                let first =
+                    self.ground.geo().segment_block(tail.segment) + self.ground.geo().segment_blocks - blocks;
                 device.write(byte(first), &buf)?;
                 blocks
             }
         };
-        self.ground.space.set_summary_blocks(tail.segment, blocks);
+        self.ground.space_mut().set_summary_blocks(tail.segment, blocks);
         Ok(())
     }
 }
 
 fn page_bytes(loaded: &Loaded, page: usize) -> &[u8] {
     &loaded.pages[page * BLOCK_BYTES..(page + 1) * BLOCK_BYTES]
-}
-
-fn used_segment(sequence: u64, stream: Stream, summary_blocks: u16) -> Segment {
-    Segment { sequence, stream, state: SegmentState::Sealed, summary_blocks, live: 0, dirty: 0, pins: 0 }
 }
 
 /// Open segments at the checkpoint and how far it covers them.

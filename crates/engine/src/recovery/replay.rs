@@ -11,16 +11,17 @@ use crate::format::record::Record;
 use crate::format::summary::decode_summary;
 use crate::format::*;
 use crate::ground::volume::Volume;
-use crate::recovery::recover::{OpenError, RecoveryReport, read};
+use crate::recovery::recover::{OpenError, read};
+use crate::status::RecoveryReport;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use zerocopy::little_endian::U16;
 
 /// A record as read back.
 pub(crate) struct FoundRecord {
-    pub(crate) header: RecordHeader,
+    pub(super) header: RecordHeader,
     /// Block of the header within the segment.
-    pub(crate) first_block: u32,
-    pub(crate) entries: Vec<Entry>,
+    pub(super) first_block: u32,
+    pub(super) entries: Vec<Entry>,
     /// Old positions (moves).
     olds: Vec<u32>,
     /// Whether the data of each entry verifies; true for ranges.
@@ -46,18 +47,18 @@ impl FoundRecord {
 
 /// All records of one segment that has no summary yet, or none that is known to be complete.
 pub(crate) struct SegmentRecords {
-    pub(crate) segment: u32,
-    pub(crate) segment_sequence: u64,
-    pub(crate) stream: Stream,
+    pub(super) segment: u32,
+    pub(super) segment_sequence: u64,
+    pub(super) stream: Stream,
     /// Records from this block on are not contained in the checkpoint.
-    pub(crate) tail_from: u32,
-    pub(crate) records: Vec<FoundRecord>,
+    pub(super) tail_from: u32,
+    pub(super) records: Vec<FoundRecord>,
     /// Newest checkpoint that was durable when something in here was written.
-    pub(crate) newest_checkpoint: u64,
+    pub(super) newest_checkpoint: u64,
     /// Newest epoch of its records.
-    pub(crate) newest_epoch: u64,
+    pub(super) newest_epoch: u64,
     /// The segment has a valid summary of so many blocks.
-    pub(crate) summary_blocks: Option<u32>,
+    pub(super) summary_blocks: Option<u32>,
     /// Write records that the summary knows and that are not among `records`, with their first blocks.
     missing: Vec<(u32, u16, u64, Vec<Entry>)>,
     /// Blocks that could not be read, and those of them where a record should begin: nobody knows whether one does.
@@ -250,20 +251,18 @@ pub(crate) fn replay(
     report: &mut RecoveryReport,
     now: Nanos,
 ) -> bool {
-    let moved = moved_copies(&engine.ground.base.geo, tail);
-    let judged = |v: usize| {
-        Some(judge(engine.ground.volumes[v].as_ref()?, v as u16, &engine.ground.base.geo, tail, &moved))
-    };
-    let verdicts: Vec<Option<Verdict>> = (0..engine.ground.volumes.len()).map(judged).collect();
+    let moved = moved_copies(engine.ground.geo(), tail);
+    let judged = |id| Some(judge(engine.ground.get(id)?, id.0, engine.ground.geo(), tail, &moved));
+    let verdicts: Vec<Option<Verdict>> = engine.ground.places().map(judged).collect();
     let unreadable = tail.iter().any(SegmentRecords::hides_log)
         || verdicts.iter().flatten().any(|verdict| verdict.unreadable);
-    let checkpointed: Vec<u64> =
-        engine.ground.volumes.iter().map(|v| v.as_ref().map_or(0, |v| v.log.published())).collect();
+    let published = |id| engine.ground.get(id).map_or(0, |volume| volume.log().published());
+    let checkpointed: Vec<u64> = engine.ground.places().map(published).collect();
     let mut r =
         Replay { engine, verdicts, checkpointed, voided: Vec::new(), bad: HashMap::new(), report, now };
     for segment in tail {
         for record in segment.records.iter().filter(|r| r.first_block >= segment.tail_from) {
-            let first = r.engine.ground.base.geo.segment_block(segment.segment) + record.first_block + 1;
+            let first = r.engine.ground.geo().segment_block(segment.segment) + record.first_block + 1;
             match RecordKind::from_number(record.header.kind) {
                 Some(RecordKind::Write) => r.write(record, first),
                 Some(RecordKind::Move) => r.moved(record, first),
@@ -325,15 +324,15 @@ fn judge(
     moved: &HashSet<(Position, u32)>,
 ) -> Verdict {
     let mut writes: BTreeMap<u64, (Position, &FoundRecord)> = BTreeMap::new();
-    let mut durable = volume.log.published();
+    let mut durable = volume.log().published();
     for segment in tail {
         for record in segment.records.iter().filter(|r| r.first_block >= segment.tail_from) {
             let h = &record.header;
-            if h.volume.get() != id || h.generation.get() != volume.spec.generation {
+            if h.volume.get() != id || h.generation.get() != volume.spec().generation {
                 continue;
             }
             durable = durable.max(h.durable_sequence.get());
-            if h.kind == RecordKind::Write as u8 && h.sequence.get() > volume.log.published() {
+            if h.kind == RecordKind::Write as u8 && h.sequence.get() > volume.log().published() {
                 let first = geo.segment_block(segment.segment) + record.first_block + 1;
                 writes.insert(h.sequence.get(), (first, record));
             }
@@ -344,8 +343,8 @@ fn judge(
         all.filter(|(t, m)| m.0 >= t.tail_from && m.1 == id)
     };
     let mut verdict =
-        Verdict { cut: volume.log.published(), chain: volume.log.chain(), ..Verdict::default() };
-    let mut chain = Some(volume.log.chain());
+        Verdict { cut: volume.log().published(), chain: volume.log().chain(), ..Verdict::default() };
+    let mut chain = Some(volume.log().chain());
     loop {
         let next = verdict.cut + 1;
         match writes.get(&next) {
@@ -403,8 +402,8 @@ impl Replay<'_> {
     /// The volume's number, if it exists and the record is of its present owner.
     fn volume_of(&self, record: &FoundRecord) -> Option<usize> {
         let v = usize::from(record.header.volume.get());
-        let volume = self.engine.ground.volumes.get(v)?.as_ref()?;
-        (volume.spec.generation == record.header.generation.get()).then_some(v)
+        let volume = self.engine.ground.get(VolumeId(v as u16))?;
+        (volume.spec().generation == record.header.generation.get()).then_some(v)
     }
 
     fn write(&mut self, record: &FoundRecord, first: u32) {
@@ -422,8 +421,7 @@ impl Replay<'_> {
         self.report.records_replayed += 1;
         let mut position = first;
         for (entry, good) in record.entries.iter().zip(&record.good) {
-            let volume = self.engine.ground.volumes[v].as_mut().expect("looked up above");
-            let space = &mut self.engine.ground.space;
+            let (volume, space) = self.engine.ground.volume_and_space(VolumeId(v as u16));
             let len = if entry.has_data() { 1 } else { u64::from(entry.value()) };
             if len == 0 || entry.block() + len > volume.blocks() {
                 position += u32::from(entry.has_data());
@@ -431,7 +429,7 @@ impl Replay<'_> {
             }
             match entry.kind() {
                 Some(EntryKind::Data) if *good => {
-                    volume.ledger.write(
+                    volume.ledger_mut().write(
                         space,
                         self.now,
                         (entry.block(), position),
@@ -446,7 +444,7 @@ impl Replay<'_> {
                 Some(EntryKind::Discard | EntryKind::WriteZeroes) => {
                     let keep = entry.kind() == Some(EntryKind::WriteZeroes);
                     let range = entry.block()..entry.block() + len;
-                    volume.ledger.zero(space, self.now, range, keep);
+                    volume.ledger_mut().zero(space, self.now, range, keep);
                 }
                 Some(EntryKind::Invalidate) => {
                     self.engine.ground.drop_blocks(VolumeId(v as u16), entry.block(), len);
@@ -457,8 +455,7 @@ impl Replay<'_> {
             position += u32::from(entry.has_data());
         }
         let header = &record.header;
-        let volume = self.engine.ground.volumes[v].as_mut().expect("looked up above");
-        volume.log.replay(header.sequence.get());
+        self.engine.ground.volume_mut(VolumeId(v as u16)).replay(header.sequence.get());
     }
 
     /// Marks as lost what durable records before `sequence` held that are gone.
@@ -483,15 +480,15 @@ impl Replay<'_> {
         if block + n > volume.blocks() {
             return;
         }
-        volume.ledger.lose_range(space, block, n);
+        volume.ledger_mut().lose_range(space, block, n);
     }
 
     fn moved(&mut self, record: &FoundRecord, first: u32) {
-        let v = usize::from(record.header.volume.get());
+        let id = VolumeId(record.header.volume.get());
+        let v = usize::from(id.0);
         let data = record.entries.iter().zip(&record.good).zip(&record.olds).enumerate();
         for (i, ((entry, good), &old)) in data {
-            let Some(Some(volume)) = self.engine.ground.volumes.get_mut(v) else { return };
-            let space = &mut self.engine.ground.space;
+            let Some((volume, space)) = self.engine.ground.get_with_space(id) else { return };
             let block = entry.block();
             let position = first + i as u32;
             if !good && self.bad.get(&(v, block)) == Some(&old) {
@@ -501,11 +498,11 @@ impl Replay<'_> {
             if !good || block >= volume.blocks() {
                 continue;
             }
-            let lost = volume.ledger.index().lookup(block) == Lookup::Lost;
+            let lost = volume.ledger().index().lookup(block) == Lookup::Lost;
             if lost && self.bad.get(&(v, block)) == Some(&old) {
-                volume.ledger.write(space, self.now, (block, position), std::iter::once(entry.value()));
+                volume.ledger_mut().write(space, self.now, (block, position), std::iter::once(entry.value()));
             } else {
-                volume.ledger.moved(space, block, (old, position), entry.value(), false);
+                volume.ledger_mut().moved(space, block, (old, position), entry.value(), false);
             }
         }
     }
@@ -521,11 +518,11 @@ impl Replay<'_> {
             let block = entry.block();
             let voided =
                 self.voided.iter().any(|&(w, a, b, s)| w == v && (a..b).contains(&block) && s > sequence);
-            let volume = self.engine.ground.volumes[v].as_mut().expect("looked up above");
-            let absent = block < volume.blocks() && volume.ledger.index().lookup(block) == Lookup::Absent;
+            let (volume, space) = self.engine.ground.volume_and_space(VolumeId(v as u16));
+            let absent = block < volume.blocks() && volume.ledger().index().lookup(block) == Lookup::Absent;
             if *good && absent && !voided && entry.kind() == Some(EntryKind::Data) {
                 let position = first + i as u32;
-                volume.ledger.fill(&mut self.engine.ground.space, block, position, entry.value());
+                volume.ledger_mut().fill(space, block, position, entry.value());
                 self.report.blocks_replayed += 1;
             }
         }
@@ -538,9 +535,8 @@ impl Replay<'_> {
             }
             self.lose_gone(v, u64::MAX);
             let verdict = self.verdicts[v].take().expect("looked at just now");
-            let volume = self.engine.ground.volumes[v].as_mut().expect("a verdict has its volume");
-            volume.failed = verdict.failed || volume.failed && !mutated!(RestartForgetsFailure);
-            volume.set_sequence(verdict.cut, verdict.chain);
+            let volume = self.engine.ground.volume_mut(VolumeId(v as u16));
+            volume.end_replay(verdict.cut, verdict.chain, verdict.failed);
         }
     }
 }

@@ -15,6 +15,8 @@ use crate::base::mutation::mutated;
 use slab::{FLAT, Slab};
 use table::{ABSENT, LOST, RUN_BLOCKS_MAX, Run, Splice, Table, ZERO};
 
+pub use crate::status::IndexBlocks;
+
 /// Number of a 4 KiB block on the cache device.
 pub type Position = u32;
 
@@ -83,17 +85,6 @@ impl std::ops::BitOr for ObjectFlags {
     fn bitor(self, other: ObjectFlags) -> ObjectFlags {
         ObjectFlags(self.0 | other.0)
     }
-}
-
-/// Number of blocks of each kind in an index.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct IndexBlocks {
-    /// On the cache device.
-    pub at: u64,
-    /// Known to read as zero.
-    pub zero: u64,
-    /// Lost.
-    pub lost: u64,
 }
 
 /// [`Entry::size`] of an object without a table.

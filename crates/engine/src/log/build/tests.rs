@@ -11,6 +11,8 @@ fn builder(first_block: u32) -> Builder {
         stream: Stream::Log,
         segment: 0,
         sequence: 1,
+        epoch: 1,
+        segment_first: 0,
         first_block,
         block: first_block,
         segment_blocks: 64,
@@ -24,7 +26,6 @@ fn builder(first_block: u32) -> Builder {
 
 #[test]
 fn an_append_ends_where_its_buffer_does_or_the_summary_of_its_segment_begins() {
-    let space = Space::new(Geometry::new([7; 16], 64 << 20, Some(256 << 10)).expect("a valid size"), 1);
     // Data blocks of each record, and ranges of each: summaries of one to three blocks.
     let mixed = [(0, 1, 0), (0, 2, 30), (0, 1, 90), (0, 0, 60), (0, 3, 200)];
     // With so many entries before that those of a few blocks of data make the summary longer.
@@ -52,7 +53,7 @@ fn an_append_ends_where_its_buffer_does_or_the_summary_of_its_segment_begins() {
                     }
                     entries += 1;
                     if n < data {
-                        builder.push_data(&space, n, 0, 0);
+                        builder.push_data(n, 0, 0);
                         block += 1;
                     } else {
                         builder.push_range(EntryKind::Discard, n, 1);
