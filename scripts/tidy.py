@@ -8,8 +8,10 @@ The rules are about crates/*/src without its tests, except for file-length, whic
 
     arrows            a room of the core uses only what the table in crates/engine/src/lib.rs says, by path and by method
     engine-named      the core's Engine is named only by the loop and by the rooms above all others
-    open-fields       fields are not open to the whole crate or to others, but in what crosses a boundary (api, status, format)
-    struct-size       a struct has at most 20 fields
+    open-fields       fields are not open to the whole crate or to others, but in what crosses a boundary (api, status, format), and in
+                      the Engine, which engine-named keeps from all who are not parts of the loop
+    watermarks        a mark of how far a volume is is moved by one method, which one file calls beside that of its own
+    struct-size       a struct has at most 20 fields, but what is a list by nature: formats, status and counters
     parameters        a function has at most 5, `self` not counted; what a trait demands of an `impl` is the trait's affair
     function-length   a function has at most 70 lines of code, counted as clippy does: in its braces, without comments and blank lines;
                       more only if it is one `match` whose arms have no `if`, `match` or loop in them
@@ -27,7 +29,7 @@ import re
 import sys
 from collections import Counter, namedtuple
 
-RULES = ["arrows", "engine-named", "open-fields", "struct-size", "parameters", "function-length", "file-length", "exceptions"]
+RULES = ["arrows", "engine-named", "open-fields", "watermarks", "struct-size", "parameters", "function-length", "file-length", "exceptions"]
 FIELDS_MAX = 20
 PARAMETERS_MAX = 5
 FUNCTION_LINES_MAX = 70
@@ -46,6 +48,21 @@ ENGINE_NAMED = {"engine", ROOT, "control", "recovery"}
 OPEN_FIELDS_CRATES = {"engine", "replica", "daemon", "sim"}
 OPEN_FIELDS_ROOMS = {"api", "status", "format"}
 OPEN_FIELDS_NAMES = ("Counters", "Status", "Spec", "Config", "Options", "Report")
+# What only parts of the loop can have.
+LOOP = "Engine"
+# What moves a mark, by the mark.
+WATERMARKS = {
+    "advance_built": "built",
+    "advance_published": "published",
+    "advance_durable": "durable",
+    "advance_acknowledged": "acknowledged",
+    "advance_drained": "drained",
+    "advance_committed": "committed",
+    "advance_sent": "sent",
+}
+# Rooms of the core, and the end of the name of a struct, that are lists by nature.
+LIST_ROOMS = {"status", "format"}
+LIST_NAME = "Counters"
 EXCEPTION = re.compile(r"too_many_arguments|too_many_lines|struct_\w+")
 # Methods that may as well be those of the standard library, or of the few crates that the core uses.
 FOREIGN = set(
@@ -371,7 +388,7 @@ class Rooms:
         self.may_use, self.lines, self.wrong = {}, {}, []
         cells = [(name, cells[-1]) for cells in rows if len(cells) == 3 and (name := re.search(r"`(\w+)`", cells[0]))]
         names = [name.group(1) for name, _ in cells]
-        everybodys = {name for name, (_, uses) in zip(names, cells) if "everybody may use it" in uses}
+        everybodys = [name for name, (_, uses) in zip(names, cells) if "everybody above may use it" in uses]
         for name, (_, uses) in zip(names, cells):
             self.lines[name] = next(i for i, line in enumerate(text.splitlines(), 1) if line.startswith("//! |") and f"`{name}`" in line)
             above = re.search(r"everything above(?: `(\w+)`)?", uses)
@@ -381,7 +398,8 @@ class Rooms:
             elif "everything" in uses:
                 allowed = set(names)
             self.wrong += [(self.lines[name], f"{name} may use {other}, which is no room") for other in sorted(allowed - set(names))]
-            self.may_use[name] = (allowed | everybodys if name not in everybodys else allowed) - {name}
+            below = names[: names.index(name)]
+            self.may_use[name] = (allowed | {other for other in everybodys if other in below}) - {name}
         self.wrong += [(self.lines[name], f"the table goes in a circle: {' → '.join(circle)}") for name, circle in self.circles()]
 
     def circles(self):
@@ -460,22 +478,43 @@ def open_fields(source):
         return
     tokens = source.tokens
     for struct in source.structs:
-        if struct.name.endswith(OPEN_FIELDS_NAMES):
+        if struct.name.endswith(OPEN_FIELDS_NAMES) or source.crate == CORE and struct.name == LOOP:
             continue
         for number, (begin, _) in enumerate(struct.fields):
             begin = tokens.past_attributes(begin)
             visibility = tokens.visibility(begin)
-            if visibility in (["pub"], ["pub", "crate"], ["pub", "in", "crate"]):
+            # What is above a room of the core is the crate.
+            is_crate = visibility == ["pub", "super"] and source.crate == CORE and len(source.module) == 1
+            if is_crate or visibility in (["pub"], ["pub", "crate"], ["pub", "in", "crate"]):
                 at = begin + 1 if len(visibility) == 1 else tokens.partner[begin + 1] + 1
                 name = tokens.text(at) if tokens.text(at + 1) == ":" else number
                 shown = "pub" if len(visibility) == 1 else "pub(crate)"
                 yield Violation("open-fields", source.path, tokens.tokens[begin].line, f"{struct.name}.{name} is {shown}")
 
 
+def watermarks(sources):
+    """Marks that several methods move, or that several files have moved, or no one."""
+    core = [source for source in sources if source.crate == CORE]
+    for method, mark in WATERMARKS.items():
+        declared = [(source, function.line) for source in core for function in source.functions if function.name == method]
+        if len(declared) != 1:
+            places = ", ".join(f"{source.path}:{line}" for source, line in declared) or "nowhere"
+            yield Violation("watermarks", declared[0][0].path if declared else TABLE, 1, f"what moves the mark {mark} is one method {method}, not: {places}")
+            continue
+        ((own, line),) = declared
+        callers = {source.path: line for source in core for name, line in reversed(source.calls) if name == method}
+        callers = sorted(item for item in callers.items() if item[0] != own.path or len(callers) == 1)
+        if not callers:
+            yield Violation("watermarks", own.path, line, f"nobody moves the mark {mark} by {method}")
+        for path, at in callers[1:]:
+            yield Violation("watermarks", path, at, f"the mark {mark} is moved in {callers[0][0]} as well")
+
+
 def sizes(source):
     """What is too large in a file."""
     for struct in source.structs:
-        if len(struct.fields) > FIELDS_MAX and not source.excused(struct, "struct_"):
+        is_list = source.crate == CORE and source.room in LIST_ROOMS or struct.name.endswith(LIST_NAME)
+        if len(struct.fields) > FIELDS_MAX and not is_list and not source.excused(struct, "struct_"):
             what = f"{struct.name} has {len(struct.fields)} fields, and at most {FIELDS_MAX} are allowed"
             yield Violation("struct-size", source.path, struct.line, what)
     for function in source.functions:
@@ -525,7 +564,7 @@ def check(files):
     tests = [(source.crate, module) for source in sources for module in source.test_modules]
     sources = [source for source in sources if not any(source.crate == crate and source.module[: len(module)] == module for crate, module in tests)]
     if TABLE in files:
-        found += arrows(sources, files[TABLE])
+        found += [*arrows(sources, files[TABLE]), *watermarks(sources)]
     for source in sources:
         found += [*engine_named(source), *open_fields(source), *sizes(source)]
     found += exceptions(sources)

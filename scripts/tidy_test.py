@@ -13,7 +13,7 @@ LIB = """//! The core.
 //!
 //! | room | what it is about | may use |
 //! |---|---|---|
-//! | [`api`] | both ways | nothing; everybody may use it |
+//! | [`api`] | both ways | nothing; everybody above may use it |
 //! | [`format`](mod@format) | bytes | nothing |
 //! | `log` | records | `format` |
 //! | `front` | clients | `format`, `log` |
@@ -26,6 +26,9 @@ pub use engine::{Engine, EngineConfig as Config};
 pub use front::{edge, read::deep};
 """
 ROOMS = {f"crates/engine/src/{room}.rs": "" for room in ("api", "format", "log", "front", "drain", "control", "recovery", "engine")}
+# What moves each mark, and who has it moved.
+MOVERS = "impl Marks { " + " ".join(f"pub(crate) fn {method}(&mut self) {{}}" for method in tidy.WATERMARKS) + " }"
+MOVED = "fn f() {\n" + "\n".join(f"marks.{method}();" for method in tidy.WATERMARKS) + "\n}"
 
 
 def said(files, rule):
@@ -152,6 +155,13 @@ class Arrows(unittest.TestCase):
         ):
             self.assertEqual(said(core(files), "arrows"), [], files)
 
+    def test_what_everybody_above_may_use_nobody_below_may(self):
+        shared = LIB.replace("bytes | nothing", "bytes | nothing; everybody above may use it")
+        for path in ("log.rs", "drain.rs", "recovery.rs"):
+            self.assertEqual(said(core({path: "use crate::{api::A, format::B};"}, shared), "arrows"), [])
+        self.assertEqual(said(core({"format.rs": "use crate::api::A;"}, shared), "arrows"), [])
+        self.assertEqual(said(core({"api.rs": "use crate::format::A;"}, shared), "arrows"), ["api.rs:1 api uses format: format::A"])
+
     def test_the_table(self):
         changed = lambda old, new: said(core({}, LIB.replace(old, new)), "arrows")
         self.assertEqual(changed("bytes | nothing", "bytes | `log`"), ["lib.rs:6 the table goes in a circle: format → log → format"])
@@ -193,6 +203,46 @@ class OpenFields(unittest.TestCase):
         self.assertEqual(len(said(crate("pub struct StatusLine { pub a: u8 }", "sim"), "open-fields")), 1)
 
 
+    def test_the_engine_is_open_to_the_parts_of_the_loop(self):
+        text = "pub struct {} {{ pub(crate) ground: Ground }}"
+        self.assertEqual(said(core({"engine.rs": text.format("Engine")}), "open-fields"), [])
+        self.assertEqual(len(said(core({"engine.rs": text.format("Other")}), "open-fields")), 1)
+        self.assertEqual(len(said(crate(text.format("Engine"), "sim"), "open-fields")), 1)
+
+    def test_what_is_above_a_room_is_the_crate(self):
+        text = "struct A { pub(super) a: u8 }"
+        self.assertEqual(said(core({"log.rs": text}), "open-fields"), ["log.rs:1 A.a is pub(crate)"])
+        self.assertEqual(said({"crates/engine/src/log/mod.rs": text}, "open-fields"), ["log/mod.rs:1 A.a is pub(crate)"])
+        self.assertEqual(said(core({"log/build.rs": text}) | crate(text, "sim"), "open-fields"), [])
+
+
+class Watermarks(unittest.TestCase):
+    def test_one_method_that_one_file_calls(self):
+        self.assertEqual(said(core({"log.rs": MOVERS, "front.rs": MOVED}), "watermarks"), [])
+        # What it does itself, and what only tests do.
+        own = MOVERS + " impl Marks { fn end(&mut self) { self.advance_durable(); } }"
+        tests = "mod tests { fn f() { marks.advance_drained(); } }"
+        self.assertEqual(said(core({"log.rs": own, "front.rs": MOVED, "drain.rs": tests}), "watermarks"), [])
+        self.assertEqual(said(core({"log.rs": MOVERS + MOVED}), "watermarks"), [])
+
+    def test_who_else_moves_one(self):
+        other = "fn f() {\n\n marks.advance_drained(); marks.advance_drained(); }"
+        self.assertEqual(
+            said(core({"log.rs": MOVERS, "drain/a.rs": other, "front.rs": MOVED}), "watermarks"),
+            ["front.rs:6 the mark drained is moved in crates/engine/src/drain/a.rs as well"],
+        )
+
+    def test_what_nobody_or_another_method_moves(self):
+        unmoved = MOVED.replace("marks.advance_sent();", "")
+        self.assertEqual(said(core({"log.rs": MOVERS, "front.rs": unmoved}), "watermarks"), ["log.rs:1 nobody moves the mark sent by advance_sent"])
+        twice = said(core({"log.rs": MOVERS, "drain.rs": "impl A { fn advance_sent() {} }", "front.rs": MOVED}), "watermarks")
+        self.assertEqual(len(twice), 1)
+        self.assertIn("one method advance_sent", twice[0])
+        missing = said(core({"log.rs": MOVERS.replace("advance_built", "build"), "front.rs": MOVED}), "watermarks")
+        self.assertEqual(len(missing), 1)
+        self.assertTrue(missing[0].endswith("not: nowhere"), missing)
+
+
 class Sizes(unittest.TestCase):
     def test_structs(self):
         fields = lambda number: ", ".join(f"f{i}: Map<u8, fn(u8, u8) -> u8>" for i in range(number))
@@ -201,6 +251,12 @@ class Sizes(unittest.TestCase):
             self.assertEqual(said(crate(f"{head} {{ {fields(21)} }}"), "struct-size"), ["some.rs:1 A has 21 fields, and at most 20 are allowed"])
         self.assertEqual(len(said(crate(f"struct A({'u8, ' * 21});"), "struct-size")), 1)
         self.assertEqual(said(crate(f"enum A {{ B {{ {fields(21)} }} }} fn f() {{ let union = 1; }}"), "struct-size"), [])
+        # Lists by nature.
+        of = lambda path, name: said({f"crates/{path}": f"pub struct {name} {{ {fields(21)} }}"}, "struct-size")
+        for path, name in (("engine/src/format/mod.rs", "Item"), ("engine/src/status.rs", "DeviceStatus"), ("lab/src/a.rs", "VolumeCounters")):
+            self.assertEqual(of(path, name), [])
+        for path, name in (("engine/src/log/format.rs", "Item"), ("lab/src/status.rs", "DeviceStatus"), ("lab/src/a.rs", "CountersOf")):
+            self.assertEqual(len(of(path, name)), 1)
 
     def test_parameters(self):
         said_of = lambda text: said(crate(text), "parameters")
