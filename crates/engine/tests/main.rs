@@ -1,10 +1,12 @@
 //! The core through its public interface: one program, so that it is linked once.
 
+mod among_zeroes;
 mod attach;
 mod checkpoints;
 mod common;
 mod content;
 mod crafted_checkpoints;
+mod dead_device;
 mod deadlines;
 mod degraded;
 mod detach;
@@ -35,3 +37,4 @@ mod snapshots;
 mod stable;
 mod unreadable;
 mod verify;
+mod wanted;

@@ -8,21 +8,21 @@ use tidepool_engine::mem::Buf;
 const PIECE: u64 = 64 << 10;
 const SECOND: Nanos = 1_000_000_000;
 
-fn world(drain: DrainOrder) -> World {
+pub fn world(drain: DrainOrder) -> World {
     let mut w = World::new(64 * MIB, &[VolumeSpec { drain, ..spec("a", 256 * MIB, Mode::WriteBack) }]);
     w.flush(0);
     w
 }
 
 /// Reads a stretch that nobody wants again.
-fn read_once(w: &mut World, from: u64, len: u64) {
+pub fn read_once(w: &mut World, from: u64, len: u64) {
     for at in (from..from + len).step_by(2 * PIECE as usize) {
         w.read(0, at, 2 * PIECE);
     }
 }
 
 /// Blocks of a stretch that are in the cache.
-fn cached(w: &World, offset: u64, len: u64) -> u64 {
+pub fn cached(w: &World, offset: u64, len: u64) -> u64 {
     let (mut extents, mut told, mut found) = (Vec::new(), 0, 0);
     // One call looks at a part of the index.
     while told < len {
@@ -265,144 +265,6 @@ fn g7_what_only_a_group_needs_is_found_without_summaries_too() {
     summaries_are_damaged(DrainOrder::Grouped);
 }
 
-#[test]
-fn what_is_wanted_again_stays_and_what_is_read_once_goes() {
-    let mut w = world(DrainOrder::Unordered);
-    let flushes = w.backend_flushes;
-    for round in 0..24 {
-        read_once(&mut w, 0, 2 * MIB);
-        read_once(&mut w, (8 + round * 4) * MIB, 4 * MIB);
-    }
-    w.pass(SECOND);
-    assert_eq!(cached(&w, 0, 2 * MIB), 512, "everything that was read in every round");
-    assert_eq!(cached(&w, 8 * MIB, 16 * MIB), 0, "nothing of the oldest that was read once");
-    let before = w.backend_reads;
-    read_once(&mut w, 0, 2 * MIB);
-    assert_eq!(w.backend_reads, before);
-    assert!(w.engine.device_status().moved_blocks > 0);
-    assert_eq!(
-        (w.backend_flushes, w.status(0).dirty),
-        (flushes, false),
-        "what moves is no dirtier than before"
-    );
-}
-
-#[test]
-fn what_comes_back_soon_after_it_was_dropped_is_kept_for_longer_than_a_stranger() {
-    let mut w = world(DrainOrder::Unordered);
-    read_once(&mut w, 0, 4 * MIB);
-    read_once(&mut w, 8 * MIB, 62 * MIB);
-    w.pass(SECOND);
-    assert_eq!(cached(&w, 0, 4 * MIB), 0);
-    // Most of the one is remembered, the other is not.
-    read_once(&mut w, 0, 4 * MIB);
-    read_once(&mut w, 100 * MIB, 4 * MIB);
-    read_once(&mut w, 128 * MIB, 96 * MIB);
-    w.pass(SECOND);
-    assert!(cached(&w, 0, 4 * MIB) > 400, "{} of what came back", cached(&w, 0, 4 * MIB));
-    assert!(cached(&w, 100 * MIB, 4 * MIB) < 100, "{} of the stranger", cached(&w, 100 * MIB, 4 * MIB));
-}
-
-#[test]
-fn what_was_written_and_what_is_wanted_again_outlive_a_stretch_that_is_read_once() {
-    let mut w = world(DrainOrder::Unordered);
-    let data = pattern(1, PIECE as usize);
-    for i in 0..256 {
-        w.write(0, i * PIECE, &data);
-    }
-    w.drain(0);
-    read_once(&mut w, 64 * MIB, 128 * MIB);
-    assert_eq!(cached(&w, 0, 16 * MIB), 4096, "newcomers leave first");
-}
-
-#[test]
-fn what_is_wanted_again_outlives_what_is_written_once() {
-    let mut w = world(DrainOrder::Unordered);
-    for round in 0..16 {
-        read_once(&mut w, 0, 8 * MIB);
-        read_once(&mut w, (16 + round * 8) * MIB, 8 * MIB);
-    }
-    let wanted = cached(&w, 0, 8 * MIB);
-    assert!(wanted > 1900, "{wanted} blocks");
-    let data = pattern(1, PIECE as usize);
-    for i in 0..1536 {
-        w.write(0, 128 * MIB + i * PIECE, &data);
-        if i % 64 == 63 {
-            w.drain(0);
-        }
-    }
-    assert!(cached(&w, 0, 8 * MIB) > wanted * 9 / 10, "{} of them", cached(&w, 0, 8 * MIB));
-    assert!(cached(&w, 128 * MIB, 32 * MIB) < 100, "what was written first is gone");
-}
-
-/// A fifth of all requests writes again what is read, in a cache that was full of something else.
-#[test]
-fn what_is_wanted_again_stays_while_it_is_written_again() {
-    const SET_BYTES: u64 = 24 * MIB;
-    let mut w = world(DrainOrder::Unordered);
-    let data = pattern(1, PIECE as usize);
-    for i in 0..1024 {
-        w.write(0, 128 * MIB + i * PIECE, &data);
-        if i % 64 == 63 {
-            w.drain(0);
-        }
-    }
-    (0..3).for_each(|_| read_once(&mut w, 0, SET_BYTES));
-    let (mut random, block) = (7u64, pattern(2, BLOCK_BYTES));
-    let mut round = |w: &mut World| {
-        let before = w.status(0).count.miss_blocks;
-        for request in 0..40_000 {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let at = (random >> 33) % (SET_BYTES / BLOCK_BYTES as u64) * BLOCK_BYTES as u64;
-            if request % 5 == 0 {
-                w.write(0, at, &block);
-            } else {
-                w.read(0, at, BLOCK_BYTES as u64);
-            }
-            if request % 500 == 0 {
-                w.drain(0);
-            }
-        }
-        w.status(0).count.miss_blocks - before
-    };
-    let misses: Vec<u64> = (0..4).map(|_| round(&mut w)).collect();
-    println!("blocks that were not there, of 32,000 reads: {misses:?}");
-    assert!(misses[3] < 64, "{misses:?}");
-}
-
-/// Blocks of two volumes are wanted in turn, so that each would need a record of its own where they are moved.
-#[test]
-fn what_is_packed_once_is_not_packed_again() {
-    const SET_BYTES: u64 = 24 * MIB;
-    let volume = |name| spec(name, 1024 * MIB, Mode::WriteBack);
-    let mut w = World::new(256 * MIB, &[volume("a"), volume("b")]);
-    for round in 0..6 {
-        for at in (0..SET_BYTES).step_by(BLOCK_BYTES) {
-            (0..2).for_each(|of| drop(w.read(of, at, BLOCK_BYTES as u64)));
-        }
-        read_once(&mut w, (64 + round * 128) * MIB, 128 * MIB);
-    }
-    let moved = w.engine.device_status().moved_blocks;
-    println!("{moved} blocks moved");
-    let wanted = 2 * SET_BYTES / BLOCK_BYTES as u64;
-    assert!((wanted / 2..wanted * 4).contains(&moved), "{moved} blocks moved of {wanted} that are wanted");
-}
-
-#[test]
-fn the_cache_follows_when_something_else_is_wanted_all_the_time() {
-    let mut w = world(DrainOrder::Unordered);
-    for round in 0..4 {
-        read_once(&mut w, 0, 48 * MIB);
-        read_once(&mut w, (64 + round * 12) * MIB, 12 * MIB);
-    }
-    for _ in 0..8 {
-        read_once(&mut w, 128 * MIB, 16 * MIB);
-    }
-    w.pass(SECOND);
-    let now = cached(&w, 128 * MIB, 16 * MIB);
-    assert_eq!(now, 4096, "all of it");
-}
-
 /// A cache full of dirty blocks, of which many were written again, and the seeds of what its pieces hold. Writes come `at_once`.
 fn full_cache(segment_bytes: u32, at_once: u64) -> (World, Vec<u64>) {
     full_cache_of(64 * MIB, segment_bytes, at_once)
@@ -535,18 +397,6 @@ fn g8_copies_that_groups_have_kept_for_a_while_take_no_room_for_ever() {
         let device = w.engine.device_status();
         assert!(device.segments_free > 4 && device.cached_blocks == 384, "round {round}: {device:?}");
     }
-}
-
-#[test]
-fn what_was_used_again_is_kept_when_its_segment_is_emptied_up_to_half_of_it() {
-    let mut w = world(DrainOrder::Unordered);
-    for _ in 0..2 {
-        read_once(&mut w, 0, 2 * MIB);
-    }
-    read_once(&mut w, 8 * MIB, 64 * MIB);
-    w.pass(SECOND);
-    let kept = cached(&w, 0, 2 * MIB);
-    assert!((200..400).contains(&kept), "{kept} of 512 blocks");
 }
 
 #[test]
@@ -695,7 +545,7 @@ fn copies_that_only_a_group_needs_count_as_moved() {
     group_is_whole(&mut w, 300, 0..300, 300);
 }
 
-fn answered(w: &mut World, sent: impl IntoIterator<Item = (RequestId, Option<Buf>)>) {
+pub fn answered(w: &mut World, sent: impl IntoIterator<Item = (RequestId, Option<Buf>)>) {
     for (id, buf) in sent {
         assert_eq!(w.replies.remove(&id), Some(Ok(())));
         w.engine.arena_mut().free(buf.expect("it has a buffer"));
@@ -704,7 +554,7 @@ fn answered(w: &mut World, sent: impl IntoIterator<Item = (RequestId, Option<Buf
 
 /// Reads until a segment is being emptied, and on until its blocks that are to be kept are being read: these reads are held.
 /// Returns up to where it has read.
-fn hold_what_is_kept(w: &mut World, volume: u16, from: u64) -> u64 {
+pub fn hold_what_is_kept(w: &mut World, volume: u16, from: u64) -> u64 {
     let mut at = from;
     loop {
         let (mut sent, before) = (None, w.device_reads);
@@ -730,7 +580,7 @@ fn hold_what_is_kept(w: &mut World, volume: u16, from: u64) -> u64 {
 }
 
 /// Writes until one has to wait for a segment, lets go of what is held, and has it answered without any other event.
-fn writes_find_room(w: &mut World, volume: u16, from: u64) -> u64 {
+pub fn writes_find_room(w: &mut World, volume: u16, from: u64) -> u64 {
     let mut at = from;
     let data = pattern(1, PIECE as usize);
     loop {
@@ -806,98 +656,4 @@ fn g2_what_is_written_while_the_segment_of_older_copies_is_emptied_stays() {
         }
         w.restart(true);
     }
-}
-
-/// Clean blocks of the first of two volumes, each between zeroes that its backend does not take; they stand in 40 MiB.
-fn among_zeroes(segment_bytes: u32) -> World {
-    let specs = ["a", "b"].map(|name| spec(name, 256 * MIB, Mode::WriteBack));
-    let mut w = World::with_segments(64 * MIB, segment_bytes, &specs);
-    w.flush(0);
-    w.flush(1);
-    read_once(&mut w, 0, 40 * MIB);
-    w.pass(SECOND);
-    w.holds = |op| matches!(op, BackendOp::Discard { .. });
-    for at in (0..40 * MIB).step_by(2 * BLOCK_BYTES) {
-        w.submit(0, Op::Discard { fua: false }, at, BLOCK_BYTES as u64, None);
-        w.run();
-    }
-    assert!(w.replies.values().all(|&result| result == Ok(())) && w.replies.len() == 5120);
-    w
-}
-
-/// Blocks of the first volume that are not in the cache any more.
-fn dropped(w: &World) -> u64 {
-    (0..40).map(|at| MIB / BLOCK_BYTES as u64 - cached(w, at * MIB, MIB)).sum()
-}
-
-#[test]
-fn g8_a_backend_that_takes_no_discards_holds_up_no_other_volume_when_what_is_cached_between_them_is_dropped()
-{
-    let mut w = among_zeroes(256 << 10);
-    let data = pattern(1, PIECE as usize);
-    // Many at once, so that reclaim is late.
-    for round in 0..10u64 {
-        let write =
-            |i: u64| w.submit(1, Op::Write { fua: false }, (round * 160 + i) * PIECE, PIECE, Some(&data));
-        let sent: Vec<_> = (0..160).map(write).collect();
-        w.run();
-        // Of its own backend it may have to wait for the drain.
-        w.drain(1);
-        answered(&mut w, sent);
-    }
-    assert!(dropped(&w) < 3100, "{} of 4,048 that a checkpoint has room for", dropped(&w));
-}
-
-#[test]
-fn what_is_cached_between_zeroes_is_dropped_as_long_as_checkpoints_have_room_for_what_it_splits() {
-    for segment_bytes in [256 << 10, 2 << 20] {
-        let mut w = among_zeroes(segment_bytes);
-        for at in (0..128 * MIB).step_by(2 * PIECE as usize) {
-            w.read(1, at, 2 * PIECE);
-        }
-        // Three quarters of what a checkpoint has room for.
-        assert!((3036..3036 + 31).contains(&dropped(&w)), "{}", dropped(&w));
-        let moved = w.engine.device_status().moved_blocks;
-        assert!((2000..2200).contains(&moved), "{moved} blocks have been moved, once");
-    }
-}
-
-#[test]
-fn g8_what_has_to_stay_is_moved_although_writes_have_taken_the_room_for_it() {
-    let mut w = among_zeroes(256 << 10);
-    let (mut read, mut written) = (0, 192 * MIB);
-    while w.engine.device_status().moved_blocks == 0 {
-        w.read(1, read, PIECE);
-        read += PIECE;
-    }
-    for _ in 0..4 {
-        read = hold_what_is_kept(&mut w, 1, read);
-        written = writes_find_room(&mut w, 1, written);
-        w.drain(1);
-    }
-    assert!((3036..3036 + 31).contains(&dropped(&w)), "{}", dropped(&w));
-}
-
-/// Every object has zeroes in one place that are not in the image, and its other blocks are wanted.
-fn reclaim_comes_to_its_end(zeroes: u64) {
-    let mut w = among_zeroes(256 << 10);
-    for object in (40 * MIB..256 * MIB).step_by(4 << 20) {
-        w.op(0, Op::Discard { fua: false }, object + zeroes, BLOCK_BYTES as u64).expect("a discard");
-    }
-    for at in (44 * MIB..240 * MIB).step_by(2 * PIECE as usize) {
-        let sent = w.submit(0, Op::Read, at, 2 * PIECE, None);
-        let steps = (0..10_000).take_while(|_| w.step()).count();
-        assert!(steps < 10_000, "reading {} MiB", at / MIB);
-        answered(&mut w, [sent]);
-    }
-}
-
-#[test]
-fn g8_reclaim_comes_to_its_end_where_objects_begin_with_zeroes_that_are_not_in_the_image() {
-    reclaim_comes_to_its_end(0);
-}
-
-#[test]
-fn g8_reclaim_comes_to_its_end_where_objects_end_with_zeroes_that_are_not_in_the_image() {
-    reclaim_comes_to_its_end((4 << 20) - BLOCK_BYTES as u64);
 }
