@@ -1,21 +1,19 @@
 //! Guarantees of an NBD backend, with nbdkit and qemu-nbd as its servers.
 
-use crate::common::{
-    Driver, OTHER, OURS, a_forgetful_cache_is_refused, check, failed, open, options, other_as_peer, pattern,
-    refused,
-};
+mod owner;
+mod server;
+
+use crate::common::{Driver, OTHER, OURS, check, failed, open, pattern, refused};
+use server::{Scratch, Server};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
-use tidepool_backend::{
-    BackendError, BackendUri, CheckStatus, INFLIGHT_MAX, OpenOptions, Release, TakeOver, Transfer,
-};
+use tidepool_backend::{CheckStatus, Release, Transfer};
 use tidepool_engine::api::IoError;
 use tidepool_engine::{OBJECT_BYTES, OwnObjects, Source};
 use tidepool_nbd::{Command as Asked, Errno, Export, Handshake, Incoming, Step, reply, wire};
@@ -23,144 +21,6 @@ use tidepool_nbd::{Command as Asked, Errno, Export, Handshake, Incoming, Step, r
 const MIB: usize = 1 << 20;
 const SIZE: usize = 32 * MIB;
 const EIO: Result<(), IoError> = Err(IoError::Errno(libc::EIO));
-
-/// A directory that is removed with the test, with an image, a socket and the records of exports.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Scratch {
-        static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        // The path is short, because the path of a socket has little room.
-        let dir = std::env::temp_dir().join(format!("tp-nbd-{}-{number}", std::process::id()));
-        fs::create_dir_all(&dir).expect("a scratch directory");
-        let scratch = Scratch(dir);
-        scratch.image_of(SIZE);
-        scratch
-    }
-
-    fn image_of(&self, bytes: usize) {
-        let image = fs::File::options().create(true).append(true).open(self.image()).expect("an image");
-        image.set_len(bytes as u64).expect("a size");
-    }
-
-    fn image(&self) -> PathBuf {
-        self.0.join("image")
-    }
-
-    fn content(&self) -> Vec<u8> {
-        fs::read(self.image()).expect("the image")
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.0.join("s")
-    }
-
-    fn uri(&self) -> String {
-        format!("nbd+unix:///?socket={}", self.socket().display())
-    }
-
-    fn options(&self, cache_uuid: [u8; 16]) -> OpenOptions {
-        OpenOptions { state_dir: Some(self.0.join("state")), ..options(cache_uuid) }
-    }
-
-    fn reading(&self) -> OpenOptions {
-        OpenOptions { read_only: true, ..self.options(OURS) }
-    }
-
-    fn open(&self) -> Driver {
-        Driver::new(open(&self.uri(), self.options(OURS)).expect("opened").backend)
-    }
-
-    /// Starts nbdkit on the socket, with these arguments after its own.
-    fn nbdkit(&self, arguments: &[&str]) -> Server {
-        let mut command = Command::new("nbdkit");
-        command.arg("-f").arg("-U").arg(self.socket()).args(arguments);
-        Server::start(self, "nbdkit", command)
-    }
-
-    /// Starts nbdkit to serve the image through these filters, with these parameters.
-    fn filtered(&self, filters: &[&str], parameters: &[&str]) -> Server {
-        let filters: Vec<String> = filters.iter().map(|filter| format!("--filter={filter}")).collect();
-        let file = format!("file={}", self.image().display());
-        let mut arguments: Vec<&str> = filters.iter().map(String::as_str).collect();
-        arguments.extend(["file", &file]);
-        arguments.extend(parameters);
-        self.nbdkit(&arguments)
-    }
-
-    fn qemu(&self) -> Server {
-        let mut command = Command::new("qemu-nbd");
-        command.args(["--persistent", "--format=raw", "--discard=unmap"]);
-        command.arg(format!("--socket={}", self.socket().display())).arg(self.image());
-        Server::start(self, "qemu-utils", command)
-    }
-
-    /// A server that keeps writes in memory until they are flushed, and loses them when it ends.
-    fn forgetful(&self) -> Server {
-        self.filtered(&["cache"], &["cache=writeback"])
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// A server that is killed with the test.
-struct Server(Child);
-
-/// Whether a process accepts connections there: the socket exists in the file system a moment
-/// earlier.
-fn is_listening(socket: &Path) -> bool {
-    const ACCEPTS: &str = "00010000";
-    let all = fs::read_to_string("/proc/net/unix").expect("the kernel's list of sockets");
-    all.lines().any(|line| {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        fields.get(3) == Some(&ACCEPTS) && fields.last().map(Path::new) == Some(socket)
-    })
-}
-
-impl Server {
-    fn start(scratch: &Scratch, package: &str, mut command: Command) -> Server {
-        // A killed server leaves its socket behind.
-        let _ = fs::remove_file(scratch.socket());
-        let log = fs::File::create(scratch.0.join("log")).expect("a log");
-        // Other files that a killed server leaves behind are removed with the test.
-        command.env("TMPDIR", &scratch.0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let child =
-            command.spawn().unwrap_or_else(|e| panic!("{e}; install it with: apt-get install {package}"));
-        let mut server = Server(child);
-        for _ in 0..6000 {
-            // In place of a socket a server may write a file with its process number when it is
-            // ready. The socket of the last server may still be in the kernel's list, but has no
-            // file any more.
-            if scratch.socket().exists() && is_listening(&scratch.socket()) || scratch.socket().is_file() {
-                return server;
-            }
-            if let Ok(Some(status)) = server.0.try_wait() {
-                let log = fs::read_to_string(scratch.0.join("log")).unwrap_or_default();
-                panic!("the server ended at once: {status}: {log}");
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        panic!("the server made no socket");
-    }
-
-    fn signal(&self, signal: i32) {
-        // SAFETY: the process is our child, and not waited for yet.
-        unsafe { libc::kill(self.0.id() as i32, signal) };
-    }
-}
-
-impl Drop for Server {
-    /// Kills the server as kill -9 does.
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// Writes, discards and zeroes everywhere, and compares. Offsets and lengths are multiples of
 /// `grain`.
@@ -608,121 +468,6 @@ fn an_export_that_has_changed_fails_transfers_until_it_is_back() {
     }
     driver.close(true).expect("closed");
     assert!(scratch.content()[..8192] == [&data[..], &data[..]].concat());
-}
-
-#[test]
-fn one_cache_of_the_host_owns_an_export() {
-    let scratch = Scratch::new();
-    let _server = scratch.filtered(&[], &[]);
-    let report = check(&scratch.uri(), &scratch.options(OURS));
-    assert!(report.usable && !scratch.0.join("state").exists(), "{report:?}");
-    let driver = scratch.open();
-    // The same export under another name.
-    let link = scratch.0.join("link");
-    std::os::unix::fs::symlink(scratch.socket(), &link).expect("a link");
-    let linked = format!("nbd+unix:///?socket={}", link.display());
-    for uri in [scratch.uri(), linked.clone()] {
-        let line = refused(&uri, scratch.options(OTHER));
-        assert!(line.contains("in use") && line.contains(&std::process::id().to_string()), "{line}");
-        assert!(failed(&check(&uri, &scratch.options(OURS)), "lock").contains("in use"));
-    }
-    driver.close(false).expect("closed");
-    assert!(refused(&linked, scratch.options(OTHER)).contains("owned by another cache"));
-    let again = open(&scratch.uri(), scratch.options(OURS)).expect("opened");
-    assert_eq!((again.generation, again.keep_clean), (2, false), "{}", again.reason);
-    // As after a kill: the record stays as it is, and dirty data may be drained.
-    drop(again.backend);
-    let dirty = OpenOptions { dirty: true, ..scratch.options(OURS) };
-    let again = open(&scratch.uri(), dirty.clone()).expect("opened");
-    assert_eq!((again.generation, again.keep_clean), (3, false), "{}", again.reason);
-    Driver::new(again.backend).close(true).expect("closed");
-    // Since the release any client could have written, and dirty data would overwrite that.
-    let line = refused(&scratch.uri(), dirty);
-    assert!(line.contains("must not be written over it"), "{line}");
-    let other = open(&scratch.uri(), scratch.options(OTHER)).expect("opened");
-    assert_eq!((other.generation, other.keep_clean), (4, false), "{}", other.reason);
-}
-
-#[test]
-fn g1_a_cache_that_has_forgotten_an_attachment_is_refused() {
-    let scratch = Scratch::new();
-    let _server = scratch.filtered(&[], &[]);
-    a_forgetful_cache_is_refused(&scratch.uri(), &scratch.options(OURS));
-}
-
-#[test]
-fn what_a_lost_cache_holds_can_be_given_up_without_its_server() {
-    let scratch = Scratch::new();
-    let uri: BackendUri = scratch.uri().parse().expect("a URI");
-    let state = scratch.0.join("state");
-    let abandon = || tidepool_backend::abandon(&uri, Some(&state));
-    let server = scratch.filtered(&[], &[]);
-    let driver = scratch.open();
-    assert!(abandon().expect_err("the owner is there").to_string().contains("in use"));
-    driver.close(false).expect("closed");
-    drop(server);
-    let given_up = abandon().expect("given up").expect("a record");
-    assert_eq!((given_up.generation, *given_up.cache_uuid.as_bytes()), (1, OURS));
-    assert_eq!(abandon().expect("nothing to give up"), None);
-    let _server = scratch.filtered(&[], &[]);
-    assert!(open(&scratch.uri(), scratch.options(OTHER)).is_ok());
-}
-
-#[test]
-fn a_peer_is_named_and_takes_the_export_over_when_its_owner_is_gone() {
-    let scratch = Scratch::new();
-    let uri: BackendUri = scratch.uri().parse().expect("a URI");
-    let state = scratch.0.join("state");
-    let record = || tidepool_backend::ownership(&uri, Some(&state)).expect("readable").expect("a record");
-    let how = |generation| TakeOver {
-        cache_uuid: OTHER,
-        generation,
-        state_dir: Some(state.clone()),
-        accept_loss: false,
-    };
-    let take_over = |generation| tidepool_backend::take_over(&uri, &how(generation));
-    let server = scratch.filtered(&[], &[]);
-    let mut driver = scratch.open();
-    // A peer is named beside as many transfers as there may be, and without the server.
-    let reads: Vec<u64> = (0..INFLIGHT_MAX as u64).map(|at| driver.start_read(at * 4096, 4096)).collect();
-    for peer in [Some(other_as_peer()), Some(other_as_peer()), None, Some(other_as_peer())] {
-        driver.set_peer(peer.clone()).expect("named");
-        assert_eq!(record().peer, peer);
-    }
-    reads.into_iter().for_each(|token| driver.wait(token).0.expect("a read"));
-    drop(server);
-    driver.set_peer(None).expect("nothing of it needs the server");
-    driver.set_peer(Some(other_as_peer())).expect("named");
-    assert!(matches!(take_over(1), Err(BackendError::Locked { .. })));
-    let _server = scratch.filtered(&[], &[]);
-    driver.close(false).expect("closed");
-    assert!(matches!(take_over(2), Err(BackendError::NotPeer { .. })));
-    take_over(1).expect("taken over");
-    let dirty = OpenOptions { dirty: true, generation: Some(1), ..scratch.options(OTHER) };
-    let opened = open(&scratch.uri(), dirty).expect("opened");
-    assert_eq!((opened.generation, opened.keep_clean), (3, false), "{}", opened.reason);
-    drop(opened);
-    let mut reader = Driver::new(
-        open(&scratch.uri(), OpenOptions { read_only: true, ..scratch.options(OTHER) })
-            .expect("opened")
-            .backend,
-    );
-    assert_eq!(reader.set_peer(None), Err(IoError::Errno(libc::EROFS)));
-}
-
-#[test]
-fn an_export_that_goes_on_without_its_cache_says_so() {
-    let scratch = Scratch::new();
-    let server = scratch.filtered(&[], &[]);
-    let mut driver = scratch.open();
-    // This does not need the server.
-    drop(server);
-    driver.other(Transfer::Disown).expect("disowned");
-    driver.other(Transfer::Disown).expect("once is enough");
-    let _server = scratch.filtered(&[], &[]);
-    driver.close_without_cache(true).expect("closed");
-    let dirty = OpenOptions { dirty: true, ..scratch.options(OURS) };
-    assert!(refused(&scratch.uri(), dirty).contains("must not be written over it"));
 }
 
 #[test]
