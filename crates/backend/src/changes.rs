@@ -1,7 +1,8 @@
 //! Changes of the ownership record that an open backend makes: one at a time, in the order of their
 //! requests.
 
-use crate::record::{Ownership, Peer};
+use crate::api::Peer;
+use crate::record::Ownership;
 use std::collections::VecDeque;
 use tidepool_engine::api::IoError;
 

@@ -5,10 +5,10 @@
 //! Other caches are refused by the record alone. The cache itself, to which the image is new by
 //! then, is refused by the note.
 
-use crate::OpenOptions;
+use crate::api::OpenOptions;
 use crate::error::BackendError;
-use crate::file::{self, Sidecar};
 use crate::record::{OwnerState, Ownership, age, parse};
+use crate::sidecar::{self, Sidecar};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
@@ -61,7 +61,7 @@ impl GivenUp {
     /// # Errors
     /// The note cannot be written.
     pub fn write(&self, state_dir: Option<&Path>) -> Result<(), BackendError> {
-        let dir = file::state_dir(state_dir);
+        let dir = sidecar::state_dir(state_dir);
         let path = dir.join(format!("{}{}.json", prefix(self.cache_uuid), Uuid::new_v4()));
         let mut json = serde_json::to_vec_pretty(self).expect("plain fields are serialisable");
         json.push(b'\n');
@@ -92,7 +92,7 @@ fn prefix(cache_uuid: Uuid) -> String {
 /// The notes of the record's cache about the record's image.
 fn of_record(record: &Ownership, state_dir: Option<&Path>) -> Result<Vec<(PathBuf, GivenUp)>, BackendError> {
     let mut found = Vec::new();
-    for path in file::files(file::state_dir(state_dir), "list the notes of what was given up")? {
+    for path in sidecar::files(sidecar::state_dir(state_dir), "list the notes of what was given up")? {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if !name.starts_with(&prefix(record.cache_uuid)) || !name.ends_with(".json") {
             continue;

@@ -1,6 +1,6 @@
 //! The identity of an image: which image a URI means, whatever path or name the URI uses.
 
-use crate::BackendUri;
+use crate::uri::BackendUri;
 use rustix::fs::FileType;
 use std::fs;
 use std::path::{Path, PathBuf};

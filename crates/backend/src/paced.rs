@@ -8,11 +8,10 @@
 //! One epoll descriptor covers the inner backend's completions and a timer, so that the caller can
 //! wait without a busy loop and without a thread.
 
-use crate::backend::{Backend, INFLIGHT_MAX, Release, Transfer};
+use crate::api::{Backend, INFLIGHT_MAX, Peer, Release, Transfer};
 use crate::error::BackendError;
 use crate::latency::{Kind, Model};
 use crate::mailbox;
-use crate::record::Peer;
 use crate::uri::Emulation;
 use rustix::event::epoll;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};

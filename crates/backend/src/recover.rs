@@ -1,11 +1,13 @@
 //! Recovery of a volume whose cache is lost: what is left of it, and how the image is brought to
 //! its newest cut.
 
-use crate::backend::{Backend, OpenOptions, Release, Transfer, abandon, open};
+use crate::api::{Backend, OpenOptions, Release, Transfer};
 use crate::error::BackendError;
+use crate::open::{abandon, look, open};
 use crate::record::{OwnerState, Ownership};
-use crate::redo::{self, Found, Progress, Shelf};
-use crate::{BackendUri, Loss, file, mailbox, nbd, rbd};
+use crate::redo::{self, Found, Loss, Progress, Shelf};
+use crate::uri::BackendUri;
+use crate::{mailbox, rbd};
 use serde::Serialize;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -120,17 +122,6 @@ fn wait_for_owner(uri: &BackendUri) -> Result<(), BackendError> {
             }
             other => return other,
         }
-    }
-}
-
-/// An image as it is left: its name in errors, its ownership record, and where its redo is.
-pub(crate) type Remains = (String, Option<Ownership>, Box<dyn Shelf>);
-
-pub(crate) fn look(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Remains, BackendError> {
-    match uri {
-        BackendUri::File { path, .. } => file::look(path, state_dir),
-        BackendUri::Nbd(uri) => nbd::look(uri, state_dir),
-        BackendUri::Rbd { .. } => rbd::look(uri),
     }
 }
 

@@ -7,7 +7,7 @@
 //! the cache brings the image to the end of the newest group ([`recover`](fn@crate::recover)). An
 //! image that is released clean has no redo.
 
-use crate::backend::{INFLIGHT_MAX, Transfer};
+use crate::api::{INFLIGHT_MAX, Transfer};
 use crate::error::BackendError;
 use crate::record::{self, Ownership};
 use crossbeam_queue::ArrayQueue;
@@ -109,6 +109,9 @@ pub(crate) trait Shelf: Send + Sync {
     /// Replaces the note's document; `None` removes it.
     fn set_note(&self, document: Option<&[u8]>) -> io::Result<()>;
 }
+
+/// An image as it is left: its name in errors, its ownership record, and where its redo is.
+pub(crate) type Remains = (String, Option<Ownership>, Box<dyn Shelf>);
 
 impl Header {
     /// A header without groups: the image alone is a cut of the volume.
@@ -283,17 +286,17 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// A writer for the owner of `generation`, which has just taken the image. `dirty`: the cache
-    /// holds data that is not drained. `wake` makes the backend's event descriptor readable.
+    /// A writer for the owner of `record`, which has just taken the image. `dirty`: the cache holds
+    /// data that is not drained. `wake` makes the backend's event descriptor readable.
     pub(crate) fn start(
         what: &str,
         shelf: Arc<dyn Shelf>,
-        generation: u64,
-        cache_uuid: Uuid,
+        record: &Ownership,
         dirty: bool,
         wake: impl Fn() + Send + Sync + 'static,
     ) -> Result<Writer, BackendError> {
         let failed = |e| BackendError::io(what, "write the header of its redo", e);
+        let (generation, cache_uuid) = (record.generation, record.cache_uuid);
         let mut header = Header::read(what, &*shelf)?;
         if !dirty {
             // The image itself is the first cut. An older redo would take the image back to before

@@ -1,6 +1,5 @@
 //! Snapshots of an image.
 
-use crate::{BackendError, BackendUri, rbd};
 use serde::{Deserialize, Serialize};
 
 /// The origin of a snapshot, which decides what may remove it.
@@ -45,19 +44,4 @@ pub enum SnapshotChange {
     Protect,
     /// The protection is removed.
     Unprotect,
-}
-
-/// The snapshots of an image, of all kinds, the oldest first. Reads the image and changes nothing,
-/// also while it is served. Blocks.
-///
-/// # Errors
-/// The storage of the image has no snapshots, or the image cannot be found or read.
-pub fn snapshots(uri: &BackendUri) -> Result<Vec<Snapshot>, BackendError> {
-    match uri {
-        BackendUri::Rbd { .. } => rbd::snapshots(uri),
-        BackendUri::File { .. } | BackendUri::Nbd(_) => Err(BackendError::Unsupported {
-            what: uri.to_string(),
-            why: "it is not in a Ceph pool, and has no snapshots".into(),
-        }),
-    }
 }

@@ -1,6 +1,6 @@
 //! Reads an image from end to end.
 
-use crate::backend::{Backend, Transfer};
+use crate::api::{Backend, Transfer};
 use crate::mailbox;
 use std::io;
 use std::mem::ManuallyDrop;

@@ -1,10 +1,9 @@
 //! The dry run of opening a file or device.
 
 use super::owner::Located;
-use super::{Caching, Image, Seen, check_located, transport};
-use crate::backend::OpenOptions;
-use crate::check::CheckReport;
-use crate::record::{OwnerState, Ownership};
+use super::{Caching, Image, check_located, transport};
+use crate::api::OpenOptions;
+use crate::report::{self, CheckReport, Seen};
 use rustix::fs::FileType;
 use std::path::Path;
 
@@ -36,7 +35,7 @@ pub(crate) fn check(path: &Path, options: &OpenOptions, report: &mut CheckReport
         Ok((located, continuity))
     });
     image.unlock();
-    let found = report.step("ownership", read, |(located, _)| describe(located.record.as_ref()));
+    let found = report.step("ownership", read, |(located, _)| report::describe(located.record.as_ref()));
     let Some((located, continuity)) = found else { return };
     if options.read_only {
         report.would.push("lock the image shared and only read it".into());
@@ -70,29 +69,4 @@ fn shared_way(image: &Image) -> Option<&'static str> {
     let stat = rustix::fs::fstat(&image.file).ok()?;
     let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
     is_device.then(|| transport::may_be_shared(stat.st_rdev)).flatten()
-}
-
-/// The record in one line.
-pub(crate) fn describe(record: Option<&Ownership>) -> String {
-    match record {
-        None => "never owned by a cache".into(),
-        Some(record) => {
-            let state = match record.state {
-                OwnerState::Clean => "released, everything is in the image",
-                OwnerState::Dirty => "stopped with dirty data",
-                OwnerState::Open => "open, or killed while it was",
-            };
-            let copy = record.peer.as_ref().map(|peer| {
-                format!("; the other copy is in cache {} on host {}", peer.cache_uuid, peer.host)
-            });
-            let taken = record.taken_from.as_ref().map(|host| format!("; just taken over from host {host}"));
-            format!(
-                "generation {}, cache {} on host {}: {state}{}",
-                record.generation,
-                record.cache_uuid,
-                record.host,
-                copy.or(taken).unwrap_or_default()
-            )
-        }
-    }
 }

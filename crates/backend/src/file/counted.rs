@@ -11,39 +11,9 @@
 use super::mapped;
 use super::same::{self, in_sys};
 use super::transport::is_numbered;
-use crate::record::boot_id;
-use serde::{Deserialize, Serialize};
+use crate::record::{Counted, boot_id};
 use std::fs;
 use std::path::{Path, PathBuf};
-
-/// The counters of a device, in one boot of the host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Counted {
-    boot_id: String,
-    /// Number of the disk (`diskseq`), which no other disk gets in this boot.
-    sequence: String,
-    /// Sectors written. (A flush counts as a write of none.)
-    written: u64,
-    /// Sectors discarded.
-    discarded: u64,
-    /// Version of the header of an RBD image that the kernel has mapped; other clients change it
-    /// before they write.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    header: Option<u64>,
-}
-
-impl Counted {
-    /// Whether both were counted from the same start: in one boot of the host, while the disk was
-    /// present.
-    pub(super) fn goes_on_from(&self, other: &Counted) -> bool {
-        self.boot_id == other.boot_id && self.sequence == other.sequence
-    }
-
-    /// Whether no other client of the cluster has had the image in between.
-    pub(super) fn has_header_of(&self, other: &Counted) -> bool {
-        self.header == other.header
-    }
-}
 
 /// Where the kernel's trees are.
 struct Kernel<'a> {

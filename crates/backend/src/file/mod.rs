@@ -10,60 +10,37 @@
 mod check;
 mod counted;
 mod holes;
+mod image;
 mod mapped;
 mod owner;
-mod redo;
 mod ring;
 mod same;
-mod sidecar;
 mod transport;
 
-use crate::backend::{Backend, Layout, OpenOptions, Opened, Release, TakeOver, Transfer};
+use crate::api::{Backend, Layout, OpenOptions, Opened, Peer, Release, TakeOver, Transfer};
 use crate::changes::{Change, Changes};
 use crate::error::BackendError;
-use crate::mailbox;
-use crate::record::{Continuity, OwnerState, Ownership, Peer};
-use crate::recover::Remains;
-use crate::redo::{self as group_redo, Shelf, Writer};
+use crate::record::{Continuity, OwnerState, Ownership};
+use crate::redo::{self as group_redo, Remains, Shelf, Writer};
+use crate::sidecar::{FileShelf, Lock, Sidecar};
+use crate::{flock, mailbox};
+use image::{Image, replaced, set_size};
 use owner::Located;
-pub(crate) use redo::FileShelf;
 use ring::Ring;
-use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
-use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::time::{Duration, Instant};
-use tidepool_engine::api::{IoError, SECTOR_BYTES};
-use tidepool_engine::mem::AlignedBuf;
+use tidepool_engine::api::IoError;
 use uuid::Uuid;
 
-pub(crate) use check::{check, describe};
-pub(crate) use counted::Counted;
-pub(crate) use same::ImageId;
-pub(crate) use sidecar::{Lock, Seen, Sidecar, files, state_dir};
+pub(crate) use check::check;
+pub(crate) use image::Caching;
 
-/// Longest wait of an open for a lock holder that has died with requests in flight.
-const DYING_WAIT: Duration = Duration::from_secs(30);
-/// Longest wait of an open for a lock holder that the system does not list, and for a busy device.
-const UNLISTED_WAIT: Duration = Duration::from_secs(1);
 /// How long a close waits before it looks again whether anything is in flight, in milliseconds: an
 /// event may be lost.
 const QUIESCE_POLL_MS: u32 = 20;
-/// Pause before a lock or a device is tried again.
-const DYING_POLL: Duration = Duration::from_millis(20);
-
-/// How a file is accessed, beside [`OpenOptions`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Caching {
-    /// Without the page cache where possible; a flush reaches stable media.
-    Direct,
-    /// With the page cache, and a flush completes at once: the file plays a pool whose writes are
-    /// durable when they complete.
-    Played,
-}
 
 struct FileBackend {
     what: String,
@@ -119,7 +96,7 @@ pub(crate) fn open<T>(
     };
     let prepared = prepare(backend.ring.event_fd())?;
     // Dropping the backend releases the lock.
-    lock(&backend.what, backend.ring.file(), options.read_only)?;
+    flock::lock(&backend.what, backend.ring.file(), options.read_only)?;
     let Taken { ownership, generation, continuity, lock, was_free } =
         take(&backend.what, backend.ring.file(), path, options)?;
     backend.record_lock = lock;
@@ -267,243 +244,17 @@ pub(crate) fn look(path: &Path, state_dir: Option<&Path>) -> Result<Remains, Bac
     Ok((image.what, record, Box::new(FileShelf::new(&sidecar))))
 }
 
-/// An opened image before it is used as a backend.
-pub(crate) struct Image {
-    pub(crate) what: String,
-    pub(crate) file: OwnedFd,
-    pub(crate) size_bytes: u64,
-    /// Opened with O_DIRECT.
-    pub(crate) direct: bool,
-}
-
-impl Image {
-    /// What users of this host other than the file's owner could do with the image, in one line.
-    /// `None` if they cannot open the file, or cannot enter its directory.
-    fn open_to_others(&self, path: &Path) -> Option<String> {
-        let stat = rustix::fs::fstat(&self.file).ok()?;
-        let (is_file, mode) = (
-            FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile,
-            Mode::from_raw_mode(stat.st_mode),
-        );
-        let directory = path.parent().and_then(|directory| rustix::fs::stat(directory).ok())?;
-        let is_entered = Mode::from_raw_mode(directory.st_mode).intersects(Mode::XGRP | Mode::XOTH);
-        let others = Mode::RGRP | Mode::WGRP | Mode::ROTH | Mode::WOTH;
-        (is_file && is_entered && mode.intersects(others)).then(|| {
-            format!(
-                "other users may open {} (mode {:03o}): they can read it, and keep it from being served by taking its lock; chmod 600",
-                self.what,
-                mode.as_raw_mode() & 0o777
-            )
-        })
-    }
-
-    /// Opens the image and checks that it can be served.
-    pub(crate) fn open(path: &Path, read_only: bool, caching: Caching) -> Result<Image, BackendError> {
-        let what = path.display().to_string();
-        let failed = |e: rustix::io::Errno| open_error(&what, path, read_only, e.into());
-        // The kind decides the flags; opening a FIFO or a tape would have effects of its own.
-        let kind = FileType::from_raw_mode(rustix::fs::stat(path).map_err(failed)?.st_mode);
-        let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
-        let exclusive = match kind {
-            FileType::RegularFile => OFlags::empty(),
-            // On a device, O_EXCL fails if the device is mounted or claimed.
-            FileType::BlockDevice if read_only => OFlags::empty(),
-            FileType::BlockDevice => OFlags::EXCL,
-            FileType::Directory => return Err(unfit(&what, "a directory; name a file or a block device")),
-            _ => return Err(unfit(&what, "neither a file nor a block device")),
-        };
-        let flags = access | exclusive | OFlags::CLOEXEC;
-        let direct = || match caching {
-            Caching::Direct => open_direct(path, flags),
-            Caching::Played => None,
-        };
-        let open = || match direct() {
-            Some(file) => Ok((file, true)),
-            None => rustix::fs::open(path, flags, Mode::empty()).map(|file| (file, false)),
-        };
-        let start = Instant::now();
-        let (file, direct) = loop {
-            match open() {
-                // The kernel releases a device a moment after the process that used it has ended or
-                // closed it.
-                Err(rustix::io::Errno::BUSY) if start.elapsed() < UNLISTED_WAIT => {
-                    std::thread::sleep(DYING_POLL);
-                }
-                outcome => break outcome.map_err(failed)?,
-            }
-        };
-        if !rustix::fs::fstat(&file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == kind) {
-            return Err(replaced(&what));
-        }
-        let size_bytes =
-            size_of(&file, kind).map_err(|e| BackendError::io(&what, "read the size of the image", e))?;
-        if size_bytes == 0 {
-            return Err(unfit(&what, "empty; give it a size first (truncate -s SIZE)"));
-        }
-        if !size_bytes.is_multiple_of(SECTOR_BYTES as u64) {
-            let why = format!(
-                "its size of {size_bytes} bytes is no multiple of {SECTOR_BYTES}; enlarge it with truncate"
-            );
-            return Err(BackendError::Unsupported { what, why });
-        }
-        Ok(Image { what, file, size_bytes, direct })
-    }
-
-    /// Takes the lock, see [`lock`].
-    pub(crate) fn lock(&self, read_only: bool) -> Result<(), BackendError> {
-        lock(&self.what, &self.file, read_only)
-    }
-
-    /// Releases the lock. Closing the file would do that only if nothing else, not even the kernel
-    /// for a moment, refers to the same open file description.
-    pub(crate) fn unlock(&self) {
-        unlock(&self.file);
-    }
-}
-
-/// Takes the lock: shared to read, exclusive to write. Waits for a holder that has died.
-pub(crate) fn lock(what: &str, file: &OwnedFd, read_only: bool) -> Result<(), BackendError> {
-    let start = Instant::now();
-    loop {
-        let holder = match try_lock(what, file, read_only)? {
-            None => return Ok(()),
-            Some(holder) => holder,
-        };
-        let (dying, wait) = match holder {
-            Some(pid) => (!Path::new(&format!("/proc/{pid}")).exists(), DYING_WAIT),
-            // A holder that is not listed may just have released the lock.
-            None => (true, UNLISTED_WAIT),
-        };
-        if !dying || start.elapsed() > wait {
-            let who = match holder {
-                Some(pid) if dying => format!("process {pid} died and its last requests do not complete"),
-                Some(pid) => format!("process {pid}{} holds its lock; stop that first", command_of(pid)),
-                None => "another process holds its lock; stop that first".into(),
-            };
-            return Err(BackendError::Locked { what: what.into(), holder: who });
-        }
-        std::thread::sleep(DYING_POLL);
-    }
-}
-
-/// `None` when the lock was taken, otherwise the process that holds it, as far as known.
-fn try_lock(what: &str, file: &OwnedFd, read_only: bool) -> Result<Option<Option<u32>>, BackendError> {
-    let operation = match read_only {
-        true => FlockOperation::NonBlockingLockShared,
-        false => FlockOperation::NonBlockingLockExclusive,
-    };
-    match rustix::fs::flock(file, operation) {
-        Ok(()) => Ok(None),
-        Err(rustix::io::Errno::WOULDBLOCK) => Ok(Some(lock_holder(file))),
-        Err(e) => Err(BackendError::io(what, "lock", e)),
-    }
-}
-
-/// Releases the lock, see [`Image::unlock`].
-pub(crate) fn unlock(file: &OwnedFd) {
-    // Without a lock there is nothing to release.
-    let _ = rustix::fs::flock(file, FlockOperation::Unlock);
-}
-
-/// The error for an image that has been replaced since it was opened.
-fn replaced(what: &str) -> BackendError {
-    let why = "it was replaced while it was being opened; try again".into();
-    BackendError::Unavailable { what: what.into(), why }
-}
-
-fn unfit(what: &str, why: &str) -> BackendError {
-    BackendError::Unsupported { what: what.into(), why: why.into() }
-}
-
-fn open_error(what: &str, path: &Path, read_only: bool, e: io::Error) -> BackendError {
-    let what = what.to_owned();
-    match e.raw_os_error() {
-        Some(libc::ENOENT) => {
-            let why = "no such file; create it first (truncate -s SIZE)".into();
-            BackendError::NotFound { what, why }
-        }
-        Some(libc::EACCES | libc::EPERM) => {
-            let right = if read_only { "read" } else { "read and write" };
-            let user = rustix::process::geteuid().as_raw();
-            BackendError::Denied {
-                what,
-                why: format!("user id {user} may not {right} it; change its owner or mode"),
-            }
-        }
-        Some(libc::EBUSY) => {
-            let holder = "the device is mounted or used by the kernel (see lsblk); release it first".into();
-            BackendError::Locked { what, holder }
-        }
-        Some(libc::EROFS) => {
-            BackendError::Denied { what, why: "its file system or device is read-only".into() }
-        }
-        _ => BackendError::io(path.display(), "open", e),
-    }
-}
-
-/// Opens with O_DIRECT and proves with a read that 512-byte transfers work; `None` when they do
-/// not.
-fn open_direct(path: &Path, flags: OFlags) -> Option<OwnedFd> {
-    let file = rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()).ok()?;
-    let mut probe = AlignedBuf::zeroed(2 * SECTOR_BYTES);
-    rustix::io::pread(&file, &mut probe[SECTOR_BYTES..], SECTOR_BYTES as u64).ok()?;
-    Some(file)
-}
-
-/// Sets the size of a file. The size of a device is not changed here: an operator may have changed
-/// it before. `ENOSPC` if the device is smaller than `size_bytes`.
-fn set_size(file: &OwnedFd, size_bytes: u64) -> io::Result<()> {
-    let kind = FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode);
-    if kind == FileType::RegularFile {
-        rustix::fs::ftruncate(file, size_bytes)?;
-        return Ok(rustix::fs::fsync(file)?);
-    }
-    match size_of(file, kind)? < size_bytes {
-        true => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
-        false => Ok(()),
-    }
-}
-
-fn size_of(file: &OwnedFd, kind: FileType) -> io::Result<u64> {
-    if kind == FileType::BlockDevice {
-        return Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?);
-    }
-    Ok(u64::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(0))
-}
-
-/// The process that holds a conflicting flock, from `/proc/locks`.
-fn lock_holder(file: &OwnedFd) -> Option<u32> {
-    let stat = rustix::fs::fstat(file).ok()?;
-    let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
-    let inode = format!("{major:02x}:{minor:02x}:{}", stat.st_ino);
-    let locks = fs::read_to_string("/proc/locks").ok()?;
-    locks.lines().find_map(|line| {
-        let mut fields = line.split_whitespace().skip_while(|field| *field != "FLOCK").skip(3);
-        let pid = fields.next()?.parse().ok()?;
-        (fields.next()? == inode && !line.contains("->")).then_some(pid)
-    })
-}
-
-fn command_of(pid: u32) -> String {
-    match fs::read_to_string(format!("/proc/{pid}/comm")) {
-        Ok(name) => format!(" ({})", name.trim()),
-        Err(_) => String::new(),
-    }
-}
-
 impl FileBackend {
     /// Starts the writer of the redo, or removes a redo where the cache does not drain in groups.
     fn start_redo(&mut self, options: &OpenOptions) -> Result<(), BackendError> {
         let Some((sidecar, record)) = &self.ownership else { return Ok(()) };
-        let (shelf, generation): (Arc<dyn Shelf>, u64) =
-            (Arc::new(FileShelf::new(sidecar)), record.generation);
+        let shelf: Arc<dyn Shelf> = Arc::new(FileShelf::new(sidecar));
         if !options.grouped {
-            return group_redo::clear(&self.what, &*shelf, generation);
+            return group_redo::clear(&self.what, &*shelf, record.generation);
         }
         let event = self.ring.event().map_err(|e| BackendError::io(&self.what, "open", e))?;
         let wake = move || mailbox::signal(&event);
-        let uuid = record.cache_uuid;
-        self.redo = Some(Writer::start(&self.what, shelf, generation, uuid, options.dirty, wake)?);
+        self.redo = Some(Writer::start(&self.what, shelf, record, options.dirty, wake)?);
         Ok(())
     }
 
@@ -620,7 +371,7 @@ impl Drop for FileBackend {
     fn drop(&mut self) {
         // The lock must be held until a change of the record has ended.
         self.quiesce();
-        unlock(self.ring.file());
+        flock::unlock(self.ring.file());
     }
 }
 
@@ -714,6 +465,7 @@ impl Backend for FileBackend {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]

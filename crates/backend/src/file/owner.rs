@@ -7,11 +7,11 @@
 
 use super::counted;
 use super::replaced;
-use super::same::{ImageId, Sameness, in_sys};
-use super::sidecar::{self, Lock, SUFFIX, Sidecar};
-use crate::OpenOptions;
+use super::same::{self, in_sys};
+use crate::api::OpenOptions;
 use crate::error::BackendError;
-use crate::record::{Continuity, ImageStamp, OwnerState, Ownership};
+use crate::record::{Continuity, ImageId, ImageStamp, OwnerState, Ownership, Sameness};
+use crate::sidecar::{self, Lock, SUFFIX, Sidecar};
 use rustix::fs::{AtFlags, FileType, StatxAttributes, StatxFlags};
 use std::fs;
 use std::io;
@@ -48,7 +48,7 @@ impl Located {
         let failed = |e: rustix::io::Errno| BackendError::io(&what, "stat", e);
         let stat = rustix::fs::fstat(file).map_err(failed)?;
         let by_name = rustix::fs::stat(path).map_err(failed)?;
-        let identity = ImageId::of(path, file).map_err(|e| BackendError::io(&what, "stat", e))?;
+        let identity = same::observe(path, file).map_err(|e| BackendError::io(&what, "stat", e))?;
         let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
         let is_still_there = match is_device {
             true => by_name.st_rdev == stat.st_rdev,

@@ -1,6 +1,6 @@
 //! Transfers with one file through an io_uring of its own.
 
-use crate::backend::{INFLIGHT_MAX, Transfer};
+use crate::api::{INFLIGHT_MAX, Transfer};
 use crate::mailbox;
 use io_uring::{IoUring, opcode, squeue, types};
 use std::io;

@@ -1,18 +1,13 @@
 //! The identity of a file or device. A path or a kernel's name may mean another image later; what a
 //! cache holds belongs to one image only.
 //!
-//! Several things distinguish an image from others, and each of them may be missing: a number that
-//! the kernel gives to no second disk while it runs, and names that last from boot to boot. Two
-//! observations in which a name of one kind differs are of different images. They are of one image
-//! if the kernel's number or a lasting name says so. Otherwise it is not known. A name that copies
-//! of an image have too (see [`proves`]) can only show that images differ.
+//! [`ImageId`] says what distinguishes an image from others. Here it is observed.
 
 use super::mapped;
-use crate::record::boot_id;
+use crate::record::{ImageId, PARTITION_UUID, boot_id};
 use rustix::fs::{FileType, Mode, OFlags};
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -20,125 +15,28 @@ use std::path::{Path, PathBuf};
 /// Longest name that is kept as it is, in bytes; a longer one is replaced by its digest.
 const NAME_BYTES_MAX: usize = 256;
 
-/// What distinguishes an image from others.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub(crate) struct ImageId {
-    /// Name of the image when it was seen, for messages.
-    #[serde(default)]
-    pub(crate) name: String,
-    /// Id of the boot of the host in which `sequence` is valid; empty where there is none.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    boot_id: String,
-    /// What the kernel uses for nothing else while it runs: the number of a disk (`diskseq`), or a
-    /// file's file system and handle.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    sequence: Option<String>,
-    /// What the kernel may change behind that number: the process that connects a network disk, the
-    /// disks below a device-mapper device, the size of a memory disk.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    setup: Option<String>,
-    /// The partition on its disk: its number, and its first sector.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    partition: Option<(u32, u64)>,
-    /// Names that last from boot to boot, by their kind.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    lasting: BTreeMap<String, String>,
-    /// Kinds in `lasting` of which another disk of the host has the same name, so that they prove
-    /// nothing.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    shared: BTreeSet<String>,
-}
-
-/// Kind of the name of a partition. A copy of the partition table contains the same name.
-const PARTITION_UUID: &str = "partition uuid";
-
-/// Whether two images cannot have the same name of this kind.
-fn proves(kind: &str) -> bool {
-    !kind.ends_with(PARTITION_UUID)
-}
-
-/// The result of comparing two observations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sameness {
-    /// Both are of one image.
-    Same,
-    /// They are of two images.
-    Different,
-    /// It is not known.
-    Unknown,
-}
-
-impl ImageId {
-    /// The identity of an opened file or device, with its present name.
-    pub(crate) fn of(path: &Path, file: &OwnedFd) -> std::io::Result<ImageId> {
-        let stat = rustix::fs::fstat(file)?;
-        let mut identity = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::BlockDevice => {
-                let identity = of_device(&in_sys(stat.st_rdev));
-                // By now the device number may belong to another disk.
-                let told = sequence(file);
-                if told.is_some() && identity.sequence.is_some() && told != identity.sequence {
-                    return Err(rustix::io::Errno::NODEV.into());
-                }
-                identity
+/// The identity of an opened file or device, with its present name.
+pub(super) fn observe(path: &Path, file: &OwnedFd) -> std::io::Result<ImageId> {
+    let stat = rustix::fs::fstat(file)?;
+    let mut identity = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::BlockDevice => {
+            let identity = of_device(&in_sys(stat.st_rdev));
+            // By now the device number may belong to another disk.
+            let told = sequence(file);
+            if told.is_some() && identity.sequence.is_some() && told != identity.sequence {
+                return Err(rustix::io::Errno::NODEV.into());
             }
-            _ => {
-                let (sequence, lasting) = of_file(file, stat.st_dev);
-                ImageId { name: path.display().to_string(), sequence, lasting, ..ImageId::default() }
-            }
-        };
-        identity.boot_id = boot_id();
-        identity.name = identity.name.replace(char::is_control, "?");
-        identity.lasting.values_mut().for_each(|name| *name = short(name));
-        Ok(identity)
-    }
-
-    /// Whether `now`, observed later, is the image that `self` is.
-    pub(crate) fn compare(&self, now: &ImageId) -> Sameness {
-        let both = |kind: &String| Some((self.lasting.get(kind)?, now.lasting.get(kind)?));
-        let differs = |kind: &String| both(kind).is_some_and(|(then, now)| then != now);
-        if self.partition != now.partition || self.lasting.keys().any(differs) {
-            return Sameness::Different;
+            identity
         }
-        let is_unique = |kind: &String| !self.shared.contains(kind) && !now.shared.contains(kind);
-        let proven = |kind: &String| proves(kind) && is_unique(kind) && both(kind).is_some();
-        let one_boot = !self.boot_id.is_empty() && self.boot_id == now.boot_id;
-        let one_setup = self.setup.as_ref().zip(now.setup.as_ref()).is_none_or(|(then, now)| then == now);
-        let sequence = self.sequence.is_some() && self.sequence == now.sequence;
-        match one_boot && one_setup && sequence || self.lasting.keys().any(proven) {
-            true => Sameness::Same,
-            false => Sameness::Unknown,
+        _ => {
+            let (sequence, lasting) = of_file(file, stat.st_dev);
+            ImageId { name: path.display().to_string(), sequence, lasting, ..ImageId::default() }
         }
-    }
-
-    /// Whether it is a device's: its name does not begin with `/`.
-    pub(crate) fn is_of_device(&self) -> bool {
-        !self.name.starts_with('/')
-    }
-
-    /// Whether the image can be recognised after a reboot too.
-    pub(crate) fn lasts(&self) -> bool {
-        self.lasting.keys().any(|kind| proves(kind) && !self.shared.contains(kind))
-    }
-
-    /// The names that distinguish it, on one line.
-    pub(crate) fn names(&self) -> String {
-        let partition =
-            self.partition.map(|(number, start)| format!("partition {number} from sector {start}"));
-        let lasting = self.lasting.iter().map(|(kind, name)| format!("{kind} {name}"));
-        let names: Vec<String> = lasting.chain(partition).collect();
-        if names.is_empty() { "no lasting name".into() } else { names.join(", ") }
-    }
-
-    /// Its texts, which appear in messages.
-    pub(crate) fn texts(&self) -> impl Iterator<Item = &String> {
-        [&self.name, &self.boot_id]
-            .into_iter()
-            .chain(&self.sequence)
-            .chain(&self.setup)
-            .chain(&self.shared)
-            .chain(self.lasting.iter().flat_map(|(kind, name)| [kind, name]))
-    }
+    };
+    identity.boot_id = boot_id();
+    identity.name = identity.name.replace(char::is_control, "?");
+    identity.lasting.values_mut().for_each(|name| *name = short(name));
+    Ok(identity)
 }
 
 /// The name, or its digest if it is too long or has control characters: different names stay
@@ -373,6 +271,7 @@ fn file_system_number(file: impl AsFd) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::Sameness;
     use proptest::prelude::*;
 
     /// An observation of a disk. The bits of `has` select which names the disk has; `boot` and

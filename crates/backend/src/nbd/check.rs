@@ -2,9 +2,8 @@
 
 use super::owner;
 use super::place::{Place, Terms};
-use crate::backend::OpenOptions;
-use crate::check::CheckReport;
-use crate::file;
+use crate::api::OpenOptions;
+use crate::report::{self, CheckReport};
 use tidepool_nbd::NbdUri;
 
 /// Checks the export, its lock and its ownership record, and adds to the report what was found.
@@ -31,7 +30,7 @@ pub(crate) fn check(uri: &NbdUri, options: &OpenOptions, report: &mut CheckRepor
         }
         Ok((record, continuity))
     });
-    let found = report.step("ownership", read, |(record, _)| file::describe(record.as_ref()));
+    let found = report.step("ownership", read, |(record, _)| report::describe(record.as_ref()));
     let Some((record, continuity)) = found else { return };
     if options.read_only {
         report.would.push("lock the export on this host, shared, and only read it".into());

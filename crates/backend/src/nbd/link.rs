@@ -15,12 +15,12 @@
 use super::outgoing::{Outgoing, ZERO_BYTES};
 use super::place::{Place, Terms};
 use super::slots::{Order, SLOTS, Slots, Work, tag};
-use crate::backend::INFLIGHT_MAX;
+use crate::api::{INFLIGHT_MAX, Peer};
 use crate::changes::Change;
 use crate::error::BackendError;
-use crate::file::Sidecar;
 use crate::mailbox::Mailbox;
-use crate::record::{Ownership, Peer};
+use crate::record::Ownership;
+use crate::sidecar::Sidecar;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};

@@ -12,12 +12,12 @@ mod owner;
 mod place;
 mod slots;
 
-use crate::backend::{Backend, INFLIGHT_MAX, Layout, OpenOptions, Opened, Release, TakeOver, Transfer};
+use crate::api::{Backend, INFLIGHT_MAX, Layout, OpenOptions, Opened, Peer, Release, TakeOver, Transfer};
 use crate::error::BackendError;
-use crate::file::{FileShelf, Lock, Sidecar};
 use crate::mailbox;
-use crate::record::{Continuity, OwnerState, Ownership, Peer};
-use crate::recover::Remains;
+use crate::record::{Continuity, OwnerState, Ownership};
+use crate::redo::Remains;
+use crate::sidecar::{FileShelf, Lock, Sidecar};
 use link::{Held, Letter, Link, Phase, Shared};
 use place::{Place, Terms};
 use slots::{Order, Work};

@@ -5,11 +5,11 @@
 //! means. They exclude two caches of one host from each other. Nothing excludes a client on another
 //! host.
 
-use crate::backend::OpenOptions;
+use crate::api::OpenOptions;
 use crate::error::BackendError;
-use crate::file::{self, Sidecar};
 use crate::identity::export;
 use crate::record::{Continuity, OwnerState, Ownership};
+use crate::sidecar::{self, Sidecar};
 use sha2::{Digest, Sha256};
 use std::path::Path;
 use tidepool_nbd::NbdUri;
@@ -20,7 +20,7 @@ const NAME_CHARS_MAX: usize = 120;
 
 /// The place of the record and the lock of the export that a URI means.
 pub(super) fn sidecar(uri: &NbdUri, state_dir: Option<&Path>) -> Sidecar {
-    Sidecar::within(file::state_dir(state_dir), &name(uri))
+    Sidecar::within(sidecar::state_dir(state_dir), &name(uri))
 }
 
 /// A name for the files of an export: a part that can be read, and a digest that distinguishes it

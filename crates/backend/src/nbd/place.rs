@@ -1,6 +1,6 @@
 //! Where an export is, how it is reached, and what its server offers.
 
-use crate::backend::OpenOptions;
+use crate::api::OpenOptions;
 use crate::error::BackendError;
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};

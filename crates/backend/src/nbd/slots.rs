@@ -1,6 +1,6 @@
 //! Transfers in flight, and the effect of replies on them.
 
-use crate::backend::INFLIGHT_MAX;
+use crate::api::INFLIGHT_MAX;
 use std::collections::VecDeque;
 use tidepool_engine::api::IoError;
 use tidepool_nbd::Errno;

@@ -11,7 +11,7 @@ use super::peer;
 use super::place::Place;
 use super::rights;
 use super::survey::{Attachment, FENCE_FOREIGN_S, Holder, Survey};
-use crate::backend::OpenOptions;
+use crate::api::OpenOptions;
 use crate::error::BackendError;
 use crate::record::{Continuity, OwnerState, Ownership};
 use crate::redo;
@@ -19,10 +19,6 @@ use std::io;
 use std::sync::Arc;
 use tidepool_engine::api::IoError;
 use uuid::Uuid;
-
-/// Most claims in a record. A claim names the client of an attempt to open the image; it remains if
-/// the attempt is cut short.
-pub(super) const CLAIMS_MAX: usize = 8;
 
 /// Most attempts to allow changes of an image while other clients change its header.
 const ALLOWS_MAX: u32 = 10;
@@ -157,23 +153,13 @@ fn claim(
     let before = before.with_fences(&fences.listed());
     let mut record = before.renewed();
     if record.cache_uuid != cache_uuid {
-        let fenced = record.fenced;
-        record = Ownership { fenced, ..Ownership::new(before.generation, cache_uuid, OwnerState::Clean) };
+        let clients = record.clients.kept_away();
+        record = Ownership { clients, ..Ownership::new(before.generation, cache_uuid, OwnerState::Clean) };
     }
-    if record.claims.len() >= CLAIMS_MAX {
-        // The claim of the client that holds the lock must stay in the record.
-        let locks = |claim: &String| {
-            survey.locker.as_ref().is_some_and(|locker| address::same(&locker.address, claim))
-        };
-        let surplus = record.claims.len() + 1 - CLAIMS_MAX;
-        let mut dropped = 0;
-        record.claims.retain(|claim| {
-            let drop = dropped < surplus && !locks(claim);
-            dropped += usize::from(drop);
-            !drop
-        });
-    }
-    record.claims.push(client.to_owned());
+    // The claim of the client that holds the lock must stay in the record.
+    let locks =
+        |claim: &str| survey.locker.as_ref().is_some_and(|locker| address::same(&locker.address, claim));
+    record.clients.claim(client, locks);
     survey.owner.swap(pool, &record)?;
     Ok((before, record))
 }
@@ -357,7 +343,7 @@ impl Spot<'_> {
         reached(Point::Bare)?;
         // After a kill before the lock is ours, it must not look as if another client had removed
         // the guard.
-        let lifted = Ownership { lifted: Some(version), ..record.renewed() };
+        let lifted = record.renewed().with_lifted(Some(version));
         if let Err(e) = owner.swap(self.pool, &lifted) {
             // The client that has changed the record since then decides about the guard.
             progress.lifted = !matches!(e, BackendError::Locked { .. });
@@ -472,7 +458,7 @@ impl Spot<'_> {
             return Err(e);
         }
         let mut record = Ownership::taken(Some(before), options);
-        record.client = Some(self.client.to_owned());
+        record.clients.owner = Some(self.client.to_owned());
         if let Some(snapshot) = &options.roll_back {
             // A rollback that has begun can only be finished, so its snapshot has to exist.
             taken.image.snapshot_id(snapshot).map_err(|e| self.no_snapshot(snapshot, e))?;
@@ -502,7 +488,7 @@ impl Spot<'_> {
         };
         let disturbed = lifted.is_none() || !taken.undisturbed;
         let superseded = disturbed.then(|| DISTURBED.to_owned()).or_else(|| before.superseded.clone());
-        owner.swap(self.pool, &Ownership { lifted, superseded, ..before.renewed() })
+        owner.swap(self.pool, &Ownership { superseded, ..before.renewed() }.with_lifted(lifted))
     }
 
     fn expose_or_warn(&self, taken: &Taken, owner: &mut OwnerObject, before: &Ownership) {
@@ -579,7 +565,7 @@ pub(super) fn check_abandoned(place: &Place, survey: &Survey) -> Result<(), Back
 /// Refuses an image that its owner still has open.
 fn refuse_live(place: &Place, survey: &Survey, owner: &Ownership) -> Result<(), BackendError> {
     let watches = |client: &&String| survey.facts.watchers.iter().any(|w| address::same(w, client));
-    let Some(client) = owner.clients().find(watches) else { return Ok(()) };
+    let Some(client) = owner.clients.named().find(watches) else { return Ok(()) };
     let holder = format!(
         "cache {} on host {} has it open ({client}); remove the volume there first (if it has died, it is forgotten after 30 s)",
         owner.cache_uuid, owner.host
@@ -603,7 +589,8 @@ pub(super) fn abandon(
     // What an earlier attempt to open the image, or to give it up, has left when it was killed.
     let is_left = survey.guarded() || survey.facts.forbidden;
     let left = |record: &Ownership| {
-        record.state != OwnerState::Clean || record.left_guard() && (is_left || !record.claims.is_empty())
+        record.state != OwnerState::Clean
+            || record.left_guard() && (is_left || !record.clients.claims.is_empty())
     };
     let Some(before) = survey.record.clone().filter(left) else {
         // An older release does not know these parts of the guard, and has left them.
@@ -775,7 +762,7 @@ fn try_retake(
     let untouched = || {
         let version = pool.version(header).map_err(|e| place.error(cluster, "read the image's header", e))?;
         let (_, tag) = pool.lock(header).map_err(|e| place.error(cluster, "read the image's lock", e))?;
-        let is_known = record.lifted == Some(version) || tag == guard::LIFTED_TAG;
+        let is_known = record.clients.lifted == Some(version) || tag == guard::LIFTED_TAG;
         if is_known { Ok(version) } else { Err(fenced()) }
     };
     // The header's version after the release of our lock. Without a guard, it shows later whether
@@ -789,7 +776,7 @@ fn try_retake(
         };
         // The lock was no longer the one just read: try again later.
         let gone = || place.error(cluster, "release the lock", io::Error::from_raw_os_error(libc::ETIMEDOUT));
-        current.lifted = Some(released.ok_or_else(gone)?);
+        current.clients.lifted = Some(released.ok_or_else(gone)?);
         owner.swap(&pool, &current.renewed())?;
     }
     // Closing waits for whatever librbd does with the lock at this moment, and releases the lock.

@@ -7,11 +7,10 @@ use super::image::{Access, Image};
 use super::place::Place;
 use super::rights;
 use super::survey::{Holder, Survey};
-use crate::backend::OpenOptions;
-use crate::check::CheckReport;
-use crate::file;
+use crate::api::OpenOptions;
 use crate::record::{Continuity, Fenced, OwnerState, Ownership};
 use crate::redo::check_version;
+use crate::report::{self, CheckReport};
 use crate::uri::BackendUri;
 use uuid::Uuid;
 
@@ -101,7 +100,7 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
         }
         continuity.check_dirty(&place.what, options)
     });
-    report.step("ownership", owner, |()| file::describe(survey.record.as_ref()));
+    report.step("ownership", owner, |()| report::describe(survey.record.as_ref()));
     let fences = standing_fences(&cluster, survey.record.as_ref());
     if !fences.is_empty() {
         let fences: Vec<String> = fences.iter().map(Fenced::to_string).collect();
@@ -125,8 +124,8 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
 /// the listed fences that have not expired.
 fn standing_fences(cluster: &Cluster, record: Option<&Ownership>) -> Vec<Fenced> {
     let Some(record) = record else { return Vec::new() };
-    let standing = fence::standing(cluster, &record.fenced);
-    standing.unwrap_or_else(|_| record.standing_fences().cloned().collect())
+    let standing = fence::standing(cluster, &record.clients.fenced);
+    standing.unwrap_or_else(|_| record.clients.standing_fences().cloned().collect())
 }
 
 fn describe(holder: &Holder) -> String {
@@ -146,7 +145,7 @@ fn plan(survey: &Survey, holder: &Holder, continuity: &Continuity, report: &mut 
     let would = &mut report.would;
     if let Some(record) = survey.record.as_ref().filter(|record| record.state == OwnerState::Open) {
         let who = if record.taken_from.is_some() { "former owner" } else { "killed process" };
-        would.extend(record.client.iter().map(|client| format!("fence the {who} at {client}")));
+        would.extend(record.clients.owner.iter().map(|client| format!("fence the {who} at {client}")));
     }
     match holder {
         Holder::OurDead(locker) => would.push(format!("break the lock of {}", locker.client)),

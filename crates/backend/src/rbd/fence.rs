@@ -6,13 +6,12 @@
 //! ([`Client`]), or nothing.
 
 use super::address::{self, Client};
-use super::attach::CLAIMS_MAX;
 use super::cluster::{Blocklisted, Cluster, Locker};
 use super::place::Place;
 use super::survey::{FENCE_FOREIGN_S, FENCE_OWN_S, Holder, Survey};
-use crate::backend::OpenOptions;
+use crate::api::OpenOptions;
 use crate::error::BackendError;
-use crate::record::{Fenced, OwnerState, Ownership, unix_s};
+use crate::record::{CLAIMS_MAX, Fenced, OwnerState, Ownership, unix_s};
 
 /// Most characters of a malformed address that a message repeats.
 const TOLD_CHARS_MAX: usize = 80;
@@ -73,7 +72,7 @@ impl Fences {
                         image = %place.what,
                         "the ownership record names `{}` as its owner's client, which cannot be fenced; the holder of the lock is fenced, which this \
                          cache knows as its last client",
-                        told(record.client.as_deref().unwrap_or_default())
+                        told(record.clients.owner.as_deref().unwrap_or_default())
                     ),
                     Err(error) => return Err(error),
                 }
@@ -104,7 +103,7 @@ impl Fences {
     /// The fences that a record lists and that are not among these.
     pub(super) fn others(&self, record: Option<&Ownership>) -> Vec<Fenced> {
         let ours = |fenced: &&Fenced| self.all().any(|fence| Client::of(&fenced.address) == Ok(fence.client));
-        let listed = record.map(|record| &record.fenced[..]).unwrap_or_default();
+        let listed = record.map(|record| &record.clients.fenced[..]).unwrap_or_default();
         listed.iter().filter(|fenced| !ours(fenced)).cloned().collect()
     }
 
@@ -181,7 +180,7 @@ fn of_record(
     with_claims: bool,
 ) -> Result<Vec<Fence>, BackendError> {
     let mut fences: Vec<Fence> = Vec::new();
-    if let Some(text) = &record.client {
+    if let Some(text) = &record.clients.owner {
         let client = Client::to_fence(text).map_err(|why| unfit_owner(place, survey, record, text, why))?;
         // After a takeover the record names the host of the new owner.
         let (host, boot_id) = match record.taken_from {
@@ -190,7 +189,7 @@ fn of_record(
         };
         fences.push(Fence { client, expire_s, host, boot_id });
     }
-    let claims = record.claims.iter().filter(|_| with_claims);
+    let claims = record.clients.claims.iter().filter(|_| with_claims);
     for client in claims.filter_map(|claim| Client::to_fence(claim).ok()) {
         if !fences.iter().any(|fence| fence.client == client) {
             // The record does not say in which boot of its host an attempt was made.
@@ -242,7 +241,7 @@ fn of_lock(place: &Place, locker: &Locker) -> Result<Client, BackendError> {
 /// its change of the record fails, because another client has changed the record by then.
 pub(super) fn drop_unfit_claims(record: &mut Ownership) -> Vec<String> {
     let mut notes = Vec::new();
-    record.claims.retain(|claim| match Client::to_fence(claim) {
+    record.clients.claims.retain(|claim| match Client::to_fence(claim) {
         Ok(_) => true,
         Err(why) => {
             notes.push(format!(
@@ -252,9 +251,9 @@ pub(super) fn drop_unfit_claims(record: &mut Ownership) -> Vec<String> {
             false
         }
     });
-    let surplus = record.claims.len().saturating_sub(CLAIMS_MAX);
+    let surplus = record.clients.claims.len().saturating_sub(CLAIMS_MAX);
     if surplus > 0 {
-        record.claims.drain(..surplus);
+        record.clients.claims.drain(..surplus);
         notes.push(format!(
             "the ownership record names {surplus} more clients that were about to take the image than tidepool writes there; the oldest are \
              not fenced"

@@ -7,7 +7,7 @@ use super::attach::Retaken;
 use super::image::{Facts, Image};
 use super::owner::OwnerObject;
 use super::sys::{self, CompletionT};
-use crate::backend::{INFLIGHT_MAX, Transfer};
+use crate::api::{INFLIGHT_MAX, Transfer};
 use crate::error::BackendError;
 use crate::mailbox::Mailbox;
 use crate::record::Ownership;

@@ -5,7 +5,7 @@ use super::image::{FEATURE_MIGRATING, FEATURE_OBJECT_MAP, Facts, Image};
 use super::object_map::ObjectMap;
 use super::place::Place;
 use super::{parent, sys};
-use crate::backend::Layout;
+use crate::api::Layout;
 use std::io;
 use tidepool_engine::OwnObjects;
 

@@ -28,13 +28,14 @@ mod sys;
 #[cfg(test)]
 mod tests;
 
-use crate::backend::{Backend, INFLIGHT_MAX, Layout, OpenOptions, Opened, Release, TakeOver, Transfer};
+use crate::api::{
+    Backend, INFLIGHT_MAX, Layout, OpenOptions, Opened, Peer, Prepared, Release, TakeOver, Transfer,
+};
 use crate::changes::{self, Changes};
 use crate::error::BackendError;
 use crate::mailbox;
-use crate::record::{Continuity, ImageStamp, Ownership, Peer};
-use crate::recover::Remains;
-use crate::redo::{self as group_redo, Writer};
+use crate::record::{Continuity, ImageStamp, Ownership};
+use crate::redo::{self as group_redo, Remains, Writer};
 use crate::snapshot::{Snapshot, SnapshotChange};
 use crate::uri::BackendUri;
 pub use address::Client;
@@ -135,15 +136,14 @@ fn image_of(uri: &BackendUri) -> Result<Place, BackendError> {
 }
 
 /// A client of the cluster for one image, with an owner's rights there.
-#[derive(Clone)]
-pub(crate) struct Way {
+struct Way {
     cluster: Arc<Cluster>,
 }
 
 /// Connects, and checks for an owner's rights.
-pub(crate) fn prepare(uri: &BackendUri) -> Result<Way, BackendError> {
+pub(crate) fn prepare(uri: &BackendUri) -> Result<Prepared, BackendError> {
     let place = image_of(uri)?;
-    owners_way(&place, None).map(|(cluster, _)| Way { cluster })
+    owners_way(&place, &Prepared::default()).map(|(cluster, _)| Prepared::of(Way { cluster }))
 }
 
 impl Way {
@@ -153,8 +153,8 @@ impl Way {
 }
 
 /// A client and a pool handle for an image that this client is to own, after a check of its rights.
-fn owners_way(place: &Place, way: Option<&Way>) -> Result<(Arc<Cluster>, IoCtx), BackendError> {
-    if let Some(way) = way {
+fn owners_way(place: &Place, prepared: &Prepared) -> Result<(Arc<Cluster>, IoCtx), BackendError> {
+    if let Some(way) = prepared.made::<Way>() {
         return way.to(place);
     }
     let (cluster, pool) = place.connect()?;
@@ -163,9 +163,9 @@ fn owners_way(place: &Place, way: Option<&Way>) -> Result<(Arc<Cluster>, IoCtx),
 }
 
 /// The ownership record of an image.
-pub(crate) fn record(uri: &BackendUri, way: Option<&Way>) -> Result<Option<Ownership>, BackendError> {
+pub(crate) fn record(uri: &BackendUri, prepared: &Prepared) -> Result<Option<Ownership>, BackendError> {
     let place = image_of(uri)?;
-    let (cluster, pool) = way.map_or_else(|| place.connect(), |way| way.to(&place))?;
+    let (cluster, pool) = prepared.made::<Way>().map_or_else(|| place.connect(), |way| way.to(&place))?;
     let object = image::owner_object(&place.image_id(&cluster, &pool)?);
     OwnerObject::read(&place.what, &pool, &object).map(|(_, record)| record)
 }
@@ -199,7 +199,7 @@ pub(crate) fn abandon(uri: &BackendUri) -> Result<Option<Ownership>, BackendErro
 /// Makes an image the peer's; see [`crate::take_over`].
 pub(crate) fn take_over(uri: &BackendUri, how: &TakeOver) -> Result<Ownership, BackendError> {
     let place = image_of(uri)?;
-    let (cluster, pool) = owners_way(&place, None)?;
+    let (cluster, pool) = owners_way(&place, &Prepared::default())?;
     peer::take_over(&place, &cluster, &pool, how)
 }
 
@@ -233,7 +233,7 @@ fn open_place(place: Place, options: &OpenOptions) -> Result<(RbdBackend, u64, C
         let backend = open_read_only(place, options)?;
         return Ok((backend, 0, Continuity::unproven("the image is opened read-only, without ownership")));
     }
-    let (cluster, pool) = owners_way(&place, options.prepared.way())?;
+    let (cluster, pool) = owners_way(&place, &options.prepared)?;
     let attached = attach::attach(&place, &cluster, &pool, options)?;
     let attachment = serde_json::to_vec(&attached.attachment).expect("two strings are serialisable");
     let claim = attached.claim(&place, &cluster);
@@ -350,8 +350,7 @@ impl RbdBackend {
         }
         let mailbox = Arc::clone(self.io.mailbox());
         let wake = move || mailbox.wake();
-        let (generation, uuid) = (record.generation, record.cache_uuid);
-        let writer = Writer::start(what, Arc::new(shelf), generation, uuid, options.dirty, wake)?;
+        let writer = Writer::start(what, Arc::new(shelf), record, options.dirty, wake)?;
         self.redo = Some(writer);
         Ok(())
     }

@@ -4,7 +4,7 @@ use super::cluster::{Cluster, check};
 use super::image::{Image, text};
 use super::place::Place;
 use super::sys;
-use crate::backend::Parent;
+use crate::api::Parent;
 use crate::uri::BackendUri;
 use std::io;
 use std::ptr;

@@ -7,9 +7,9 @@ use super::fence::Fences;
 use super::owner::OwnerObject;
 use super::place::Place;
 use super::survey::{FENCE_FOREIGN_S, Holder, Survey};
-use crate::backend::{OpenOptions, TakeOver};
+use crate::api::{OpenOptions, Peer, TakeOver};
 use crate::error::BackendError;
-use crate::record::{Ownership, Peer};
+use crate::record::Ownership;
 use crate::redo;
 use std::sync::Arc;
 
@@ -111,7 +111,7 @@ pub(super) fn take_first(
         return Ok(());
     }
     let taken = take_in(survey, place, cluster, how)?;
-    if taken.clients().next().is_some() {
+    if taken.clients.named().next().is_some() {
         survey.owner.swap(pool, &taken)?;
     }
     Ok(())

@@ -10,7 +10,7 @@ use super::image::{
 };
 use super::owner::OwnerObject;
 use super::place::Place;
-use crate::backend::OpenOptions;
+use crate::api::OpenOptions;
 use crate::error::BackendError;
 use crate::record::{Continuity, ImageStamp, OwnerState, Ownership};
 use serde::{Deserialize, Serialize};
@@ -222,7 +222,8 @@ impl Survey {
         self.check_reader(place, cache_uuid)?;
         // An attempt of this cache to open the image may have been cut short between the guard and
         // the record.
-        let ours = |record: &Ownership| record.state != OwnerState::Clean || !record.claims.is_empty();
+        let ours =
+            |record: &Ownership| record.state != OwnerState::Clean || !record.clients.claims.is_empty();
         if !self.guarded() || self.own_record(cache_uuid).is_some_and(ours) {
             return Ok(());
         }
@@ -244,7 +245,7 @@ impl Survey {
     pub(super) fn own_clients(&self, options: &OpenOptions) -> Vec<String> {
         let mut clients: Vec<String> = attached_client(options).into_iter().collect();
         if let Some(record) = self.own_record(Uuid::from_bytes(options.cache_uuid)) {
-            clients.extend(record.clients().cloned());
+            clients.extend(record.clients.named().cloned());
         }
         clients
     }
@@ -330,7 +331,7 @@ impl Survey {
 
     fn live_holder(&self, locker: &Locker) -> String {
         let of_record = |record: &&Ownership| {
-            record.client.as_ref().is_some_and(|client| address::same(client, &locker.address))
+            record.clients.owner.as_ref().is_some_and(|client| address::same(client, &locker.address))
         };
         match self.record.as_ref().filter(of_record) {
             Some(record) => format!(
@@ -359,12 +360,13 @@ impl Survey {
         // An attempt that was cut short has lifted the guard, and no client has taken the lock
         // since.
         let marked = self.locker.is_none() && self.lock_tag == guard::LIFTED_TAG;
-        let untouched = marked || record.lifted == Some(self.header_version);
+        let clients = &record.clients;
+        let untouched = marked || clients.lifted == Some(self.header_version);
         const CUT: &str = "this cache's last attempt to open the image was cut short";
         let (held, by_owner) = match holder {
             Holder::OurDead(locker) => {
                 let owner = |client: &String| address::same(client, &locker.address);
-                (true, !record.claims.iter().any(owner) || record.client.as_ref().is_some_and(owner))
+                (true, !clients.claims.iter().any(owner) || clients.owner.as_ref().is_some_and(owner))
             }
             _ => (false, false),
         };

@@ -7,7 +7,7 @@ mod peer;
 
 use super::attach::{HOOK, Point};
 use super::*;
-use crate::backend::Backend;
+use crate::api::Backend;
 use crate::record::OwnerState;
 use std::sync::mpsc;
 use tidepool_engine::mem::AlignedBuf;
@@ -243,7 +243,7 @@ fn a_kill_between_claim_and_record_leaves_a_lock_that_is_known(lab: &Lab) {
         (backend.held.take().expect("held"), std::mem::forget(backend)).0
     };
     let mut record = Ownership::new(0, Uuid::from_bytes([7; 16]), OwnerState::Clean);
-    record.claims = vec![claim.address.clone()];
+    record.clients.claims = vec![claim.address.clone()];
     let (_cluster, pool) = place.connect().expect("a second client");
     owner.swap(&pool, &record).expect("a record");
     guard::pause(&pool, &claim.header).expect("not guarded yet");
@@ -320,7 +320,7 @@ fn record(place: &Place) -> Ownership {
 /// their processes had been killed.
 fn bury(place: &Place) {
     let (cluster, pool) = place.connect().expect("a client");
-    let clients = record(place).claims;
+    let clients = record(place).clients.claims;
     let fence = |text: &String| {
         cluster.blocklist(address::Client::of(text).expect("an address"), 600.0).expect("fenced")
     };
@@ -632,7 +632,7 @@ fn a_guard_that_could_not_be_set_again_fences_nobody(place: &Place) {
     let held = backend.held.as_mut().expect("held");
     drop(backend.io.image.take());
     let lifted = Some(guard::pause(&pool, &held.claim.header).expect("lifted"));
-    held.owner.swap(&pool, &Ownership { lifted, ..held.claim.record.clone() }).expect("a record");
+    held.owner.swap(&pool, &held.claim.record.clone().with_lifted(lifted)).expect("a record");
     assert_eq!(write(&mut backend, 1), (Ok(()), true));
     assert!(guarded(place));
     close(backend, false);
@@ -814,10 +814,10 @@ fn the_lock_of_an_early_cut_attempt_is_known_after_many_more(lab: &Lab) {
     leave_dirty(&place);
     killed_open(&place, Point::Guarded);
     (0..10).for_each(|_| killed_open(&place, Point::Claimed));
-    assert_eq!(record(&place).claims.len(), 8);
+    assert_eq!(record(&place).clients.claims.len(), 8);
     let (backend, _, continuity) = open_place(place.clone(), &dirty()).expect("nobody has written");
     assert!(!continuity.proven, "{}", continuity.reason);
-    assert!(record(&place).claims.is_empty());
+    assert!(record(&place).clients.claims.is_empty());
     close(backend, true);
 }
 

@@ -1,10 +1,11 @@
-//! What a record contains, and which cache may have the image according to it.
+//! What a record contains.
 
+use super::clients::FENCED_MAX;
 use super::*;
 use crate::redo::{self, Header, Note};
 use proptest::prelude::*;
 
-fn record(state: OwnerState) -> Ownership {
+pub(crate) fn record(state: OwnerState) -> Ownership {
     Ownership::new(7, Uuid::from_bytes([3; 16]), state)
 }
 
@@ -13,51 +14,10 @@ fn a_record_is_read_back_as_written() {
     let mut record = record(OwnerState::Dirty);
     record.stamp =
         Some(ImageStamp::File { size_bytes: 1 << 40, inode: 7, mtime_ns: 1_700_000_000_000_000_001 });
-    record.client = Some("10.0.0.1:0/77".into());
+    record.clients.owner = Some("10.0.0.1:0/77".into());
     assert_eq!(Ownership::from_json("x", &record.to_json()).expect("own record"), record);
     record.stamp = Some(ImageStamp::Header { version: 9 });
     assert_eq!(Ownership::from_json("x", &record.to_json()).expect("own record"), record);
-}
-
-#[test]
-fn only_a_clean_or_own_image_can_be_taken() {
-    let (own, other) = (Uuid::from_bytes([3; 16]), Uuid::from_bytes([4; 16]));
-    for state in [OwnerState::Clean, OwnerState::Dirty, OwnerState::Open] {
-        assert!(record(state).check_owner("x", own).is_ok());
-        assert_eq!(record(state).check_owner("x", other).is_ok(), state == OwnerState::Clean);
-    }
-    let line = record(OwnerState::Dirty).check_owner("img", other).expect_err("not ours").to_string();
-    assert!(line.contains(&own.to_string()) && line.contains(&host_name()) && !line.contains('\n'), "{line}");
-}
-
-#[test]
-fn a_cache_that_has_forgotten_the_image_is_refused() {
-    let uuid = [3; 16];
-    let knows = |generation| OpenOptions { cache_uuid: uuid, generation, ..OpenOptions::default() };
-    let added = Ownership::taken(Some(&record(OwnerState::Clean)), &knows(None));
-    assert_eq!((added.generation, added.base), (8, Some(0)));
-    let again = Ownership::taken(Some(&added), &knows(Some(8)));
-    assert_eq!((again.generation, again.base), (9, Some(8)));
-    let cut = Ownership::taken(Some(&again), &knows(Some(8)));
-    assert_eq!((cut.generation, cut.base), (10, Some(8)));
-    let refused = |record: &Ownership, known| record.check_known("img", &knows(known)).is_err();
-    // The generation that the cache knew before, the generation that it was given, a volume that is
-    // only read, and a volume that is not there.
-    for (record, known) in [(&added, 8), (&added, 0), (&again, 8), (&again, 9), (&cut, 8), (&cut, 10)] {
-        assert!(!refused(record, Some(known)) && !refused(record, None), "{known}: {record:?}");
-    }
-    // The volume was removed before it was added, or the cache had got further.
-    for (record, known) in [(&added, 5), (&added, 7), (&again, 7), (&cut, 9), (&cut, 1)] {
-        assert!(refused(record, Some(known)), "{known}: {record:?}");
-        let released = Ownership { state: OwnerState::Clean, ..record.clone() };
-        assert!(!refused(&released, Some(known)), "the image holds everything");
-        let earlier = Ownership { base: None, ..record.clone() };
-        assert!(!refused(&earlier, Some(known)), "a record of an earlier version does not tell");
-        let other = Ownership { cache_uuid: Uuid::nil(), ..record.clone() };
-        assert!(!refused(&other, Some(known)), "another cache's record says nothing about this one");
-    }
-    let line = again.check_known("img", &knows(Some(7))).expect_err("forgotten").to_string();
-    assert!(line.contains("generation 7") && line.contains("generation 8") && !line.contains('\n'), "{line}");
 }
 
 #[test]
@@ -123,6 +83,18 @@ fn documents_of_every_version_are_read() {
 }
 
 #[test]
+fn a_record_is_written_byte_by_byte_as_it_was_read() {
+    for name in
+        ["v1/record-rbd-open", "v2/record-rbd-sync", "v2/record-rbd-taken-over", "v3/record-rbd-rolling-back"]
+    {
+        let path = format!("{}/tests/golden/{name}.json", env!("CARGO_MANIFEST_DIR"));
+        let golden = std::fs::read_to_string(path).expect("a document");
+        let record = Ownership::from_json(name, golden.as_bytes()).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(String::from_utf8(record.to_json()).expect("JSON"), golden, "{name}");
+    }
+}
+
+#[test]
 fn a_record_of_a_rollback_is_one_that_older_releases_refuse() {
     let begun = record(OwnerState::Open).rolling_back("then");
     let read = Ownership::from_json("x", &begun.to_json()).expect("own record");
@@ -162,17 +134,18 @@ fn what_a_record_says_is_one_line() {
     assert_eq!(printable("a\nb\u{1b}ä"), "a?b?ä");
 }
 
-const OWNER: [u8; 16] = [3; 16];
-const PEER: [u8; 16] = [4; 16];
+pub(crate) const OWNER: [u8; 16] = [3; 16];
+pub(crate) const PEER: [u8; 16] = [4; 16];
 
 fn peer() -> Peer {
     Peer { cache_uuid: Uuid::from_bytes(PEER), boot_id: boot_id(), host: "elsewhere".into(), only: false }
 }
 
-fn paired() -> Ownership {
+pub(crate) fn paired() -> Ownership {
     let claims = vec!["10.0.0.1:0/78".into()];
-    let client = Some("10.0.0.1:0/77".into());
-    Ownership { client, claims, lifted: Some(9), ..record(OwnerState::Open) }.with_peer(Some(peer()))
+    let owner = Some("10.0.0.1:0/77".into());
+    let clients = Clients { owner, claims, lifted: Some(9), ..Clients::default() };
+    Ownership { clients, ..record(OwnerState::Open) }.with_peer(Some(peer()))
 }
 
 fn by_peer() -> TakeOver {
@@ -251,7 +224,7 @@ fn an_image_is_taken_over_from_exactly_one_state() {
         (taken.cache_uuid.as_bytes(), &taken.peer, &taken.taken_from),
         (&PEER, &None, &Some(host_name()))
     );
-    assert_eq!((&taken.client, &taken.claims, taken.lifted), (&paired.client, &paired.claims, Some(9)));
+    assert_eq!((&taken.clients, taken.clients.lifted), (&paired.clients, Some(9)));
     assert!(taken.owns_redo_of(Uuid::from_bytes(OWNER)) && taken.owns_redo_of(Uuid::from_bytes(PEER)));
     let refused = |record: &Ownership, how: TakeOver| {
         let error = record.taken_over("x", &how).expect_err("another state");
@@ -294,34 +267,15 @@ fn what_was_taken_over_is_what_the_peer_knew() {
     }
 }
 
-#[test]
-fn an_owner_in_sync_whose_host_was_restarted_asks_its_peer_first() {
-    let options = || OpenOptions { cache_uuid: OWNER, ..OpenOptions::default() };
-    let (same, other) = (paired(), Ownership { boot_id: "another".into(), ..paired() });
-    let refused = |record: &Ownership, options: &OpenOptions| match record.check_whole("x", options) {
-        Ok(()) => false,
-        Err(e @ BackendError::PeerFirst { generation: 7, .. }) => {
-            assert!(e.to_string().contains("while host elsewhere held the other copy"), "{e}");
-            true
-        }
-        Err(e) => panic!("{e}"),
-    };
-    assert!(!refused(&same, &options()), "its log has lost nothing");
-    assert!(refused(&other, &options()));
-    for state in [OwnerState::Dirty, OwnerState::Clean] {
-        assert_eq!(refused(&Ownership { state, ..other.clone() }, &options()), state == OwnerState::Dirty);
-    }
-    assert!(!refused(&other.with_peer(None), &options()));
-    for (generation, known) in [(6, false), (7, true), (8, false)] {
-        assert_eq!(!refused(&other, &OpenOptions { whole_as_of: Some(generation), ..options() }), known);
-    }
-    assert!(!refused(&other, &OpenOptions { recover: true, ..options() }), "the cache is given up");
-    assert!(!refused(&other, &OpenOptions { cache_uuid: PEER, ..options() }), "that is for others to say");
-}
-
 fn fenced(number: u64, until_unix_s: u64) -> Fenced {
     let host = format!("host{number}");
     Fenced { address: format!("10.0.0.1:0/{number}"), host, boot_id: "a boot".into(), until_unix_s }
+}
+
+/// A record that lists these fences.
+fn listing(fenced: Vec<Fenced>) -> Ownership {
+    let clients = Clients { fenced, ..Clients::default() };
+    Ownership { clients, ..record(OwnerState::Open) }
 }
 
 #[test]
@@ -331,19 +285,19 @@ fn fences_are_listed_until_they_fall() {
         numbers.map(|number| fenced(number, later + number)).collect()
     };
     let record = record(OwnerState::Open).with_fences(&list(1..4));
-    assert_eq!(record.fenced, list(1..4));
+    assert_eq!(record.clients.fenced, list(1..4));
     assert_eq!(record.version, VERSION_ALONE, "an older release may ignore them");
     // Ceph does not prolong a fence. Its host may become known later.
     let unknown = Fenced { host: String::new(), boot_id: String::new(), ..fenced(9, later) };
     let again = record.clone().with_fences(&[fenced(2, later + 500), unknown]);
-    assert_eq!(again.fenced[1..], list(1..4)[..]);
-    assert_eq!(again.clone().with_fences(&[fenced(9, later + 500)]).fenced[0], fenced(9, later));
-    let fallen = Ownership { fenced: vec![fenced(1, 5), fenced(2, later)], ..record.clone() };
-    assert_eq!(fallen.standing_fences().count(), 1);
-    assert_eq!(fallen.with_fences(&[]).fenced, [fenced(2, later)]);
+    assert_eq!(again.clients.fenced[1..], list(1..4)[..]);
+    assert_eq!(again.clone().with_fences(&[fenced(9, later + 500)]).clients.fenced[0], fenced(9, later));
+    let fallen = listing(vec![fenced(1, 5), fenced(2, later)]);
+    assert_eq!(fallen.clients.standing_fences().count(), 1);
+    assert_eq!(fallen.with_fences(&[]).clients.fenced, [fenced(2, later)]);
     // The fences that expire first make room.
-    assert_eq!(record.clone().with_fences(&list(1..20)).fenced, list(4..20));
-    assert_eq!(record.clone().without_fences(&list(1..3), &list(2..3)).fenced, list(2..4));
+    assert_eq!(record.clone().with_fences(&list(1..20)).clients.fenced, list(4..20));
+    assert_eq!(record.clone().without_fences(&list(1..3), &list(2..3)).clients.fenced, list(2..4));
 
     let how = Release { clean: true, cache_failed: false };
     let by = |cache_uuid| OpenOptions { cache_uuid, ..OpenOptions::default() };
@@ -356,22 +310,22 @@ fn fences_are_listed_until_they_fall() {
         record.with_peer(None),
         Ownership::from_json("x", &record.to_json()).expect("own record"),
     ];
-    assert!(next.iter().all(|next| next.fenced == record.fenced), "{next:?}");
-    let taken = paired().with_fences(&record.fenced).taken_over("x", &by_peer()).expect("its peer");
-    assert_eq!(taken.fenced, record.fenced);
+    assert!(next.iter().all(|next| next.clients.fenced == record.clients.fenced), "{next:?}");
+    let taken = paired().with_fences(&record.clients.fenced).taken_over("x", &by_peer()).expect("its peer");
+    assert_eq!(taken.clients.fenced, record.clients.fenced);
 }
 
 #[test]
 fn what_a_record_says_of_fences_is_bounded_and_may_be_missing() {
     let later = unix_s() + 1000;
     let many: Vec<Fenced> = (0..40).map(|number| fenced(number, later)).collect();
-    let forged = Ownership { fenced: many, ..record(OwnerState::Open) };
-    assert_eq!(Ownership::from_json("x", &forged.to_json()).expect("cut").fenced.len(), FENCED_MAX);
+    let forged = listing(many);
+    assert_eq!(Ownership::from_json("x", &forged.to_json()).expect("cut").clients.fenced.len(), FENCED_MAX);
     for text in ["a\nb", "\u{7f}", "\0"] {
         for change in [0, 1, 2] {
             let mut one = fenced(1, later);
             *[&mut one.address, &mut one.host, &mut one.boot_id][change] = text.into();
-            let forged = Ownership { fenced: vec![one], ..record(OwnerState::Open) };
+            let forged = listing(vec![one]);
             assert!(Ownership::from_json("x", &forged.to_json()).is_err(), "{text:?}");
         }
     }
@@ -390,9 +344,12 @@ fn what_a_record_says_of_fences_is_bounded_and_may_be_missing() {
         until_unix_s: u64::MAX,
     };
     let largest = Ownership {
-        client: Some(address.clone()),
-        claims: vec![address.clone(); 8],
-        fenced: (0..FENCED_MAX).map(of).collect(),
+        clients: Clients {
+            owner: Some(address.clone()),
+            claims: vec![address.clone(); CLAIMS_MAX],
+            fenced: (0..FENCED_MAX).map(of).collect(),
+            lifted: None,
+        },
         former: vec![Uuid::max(); FORMER_MAX],
         rollback: Some("s".repeat(ROLLBACK_BYTES_MAX)),
         ..plain

@@ -3,8 +3,8 @@
 
 use super::peer::{by_peer, forge, in_sync, take_over, uri};
 use super::*;
-use crate::check::CheckStatus;
 use crate::record::{Fenced, boot_id, host_name};
+use crate::report::CheckStatus;
 
 /// Texts that fence more than one client, another client than they seem to, or none. The last one
 /// is well formed except for its port.
@@ -48,9 +48,17 @@ fn nothing_else_is_fenced(lab: &Lab) {
     }
 }
 
-fn with_unfit_claims(record: Ownership) -> Ownership {
-    let claims = record.claims.into_iter().chain(UNFIT.map(str::to_owned)).collect();
-    Ownership { claims, ..record }
+fn with_unfit_claims(mut record: Ownership) -> Ownership {
+    record.clients.claims.extend(UNFIT.map(str::to_owned));
+    record
+}
+
+/// Makes the record name another client of its owner.
+fn forge_owner(place: &Place, client: &str) {
+    forge(place, |mut record| {
+        record.clients.owner = Some(client.to_owned());
+        record
+    });
 }
 
 /// A client that can write to the pool can write the record.
@@ -74,7 +82,7 @@ pub(super) fn a_record_that_names_more_than_clients_fences_the_real_owner_alone(
     let (mut old, generation) = in_sync(&place);
     forge(&place, with_unfit_claims);
     let taken = take_over(&place, generation, false).expect("taken over");
-    assert_eq!(taken.claims, Vec::<String>::new());
+    assert_eq!(taken.clients.claims, Vec::<String>::new());
     forge(&place, with_unfit_claims);
     let (mut backend, ..) = open_place(place.clone(), &by_peer(generation)).expect("opened");
     assert!(fenced_until(lab, &client_of(&old)).is_some(), "the owner itself");
@@ -85,7 +93,7 @@ pub(super) fn a_record_that_names_more_than_clients_fences_the_real_owner_alone(
 
     // An abandonment.
     killed_open_by_other(&place);
-    let claims = record(&place).claims;
+    let claims = record(&place).clients.claims;
     assert_eq!(claims.len(), 1);
     bury(&place);
     lab.ceph(&["osd", "blocklist", "rm", &claims[0]]).expect("fenced no more");
@@ -108,7 +116,7 @@ pub(super) fn an_owner_that_cannot_be_fenced_is_not_passed_over(lab: &Lab) {
     let place = place(lab, "forged-owner");
     // The cache knows its last client, which has the lock.
     let (mut old, _) = in_sync(&place);
-    forge(&place, |record| Ownership { client: Some(UNFIT[0].into()), ..record });
+    forge_owner(&place, UNFIT[0]);
     let known = OpenOptions { attachment: Some(old.attachment.clone()), ..options() };
     assert!(crate::check(&uri(lab, &place), &known).usable);
     let (backend, ..) = open_place(place.clone(), &known).expect("taken back");
@@ -124,7 +132,7 @@ pub(super) fn an_owner_that_cannot_be_fenced_is_not_passed_over(lab: &Lab) {
     let real = client_of(&old);
     break_lock(&place);
     for unfit in UNFIT {
-        forge(&place, |record| Ownership { client: Some(unfit.into()), ..record });
+        forge_owner(&place, unfit);
         let before = record(&place);
         let (cluster, pool) = place.connect().expect("a client");
         let lines = [
@@ -147,7 +155,7 @@ pub(super) fn an_owner_that_cannot_be_fenced_is_not_passed_over(lab: &Lab) {
         nothing_else_is_fenced(lab);
     }
     assert_eq!(write(&mut old, 4).0, Ok(()), "nobody was fenced");
-    forge(&place, |record| Ownership { client: Some(real), ..record });
+    forge_owner(&place, &real);
     let (backend, ..) = open_place(place.clone(), &options()).expect("taken back");
     assert_eq!(write(&mut old, 5).0, Err(IoError::Fenced));
     drop(old);
@@ -189,7 +197,7 @@ pub(super) fn a_long_fence_is_listed_and_ends_when_its_host_was_restarted(lab: &
     let (old, generation) = in_sync(&place);
     let client = client_of(&old);
     take_over(&place, generation, false).expect("taken over");
-    let listed = record(&place).fenced;
+    let listed = record(&place).clients.fenced;
     let found = (&listed[0].address, &listed[0].host, &listed[0].boot_id);
     assert_eq!((listed.len(), found), (1, (&client, &host_name(), &boot_id())));
     assert!((until(364 * DAY)..until(366 * DAY)).contains(&listed[0].until_unix_s), "{listed:?}");
@@ -197,7 +205,7 @@ pub(super) fn a_long_fence_is_listed_and_ends_when_its_host_was_restarted(lab: &
     drop(old);
     let long = fenced_until(lab, &client).expect("it is fenced");
     close(backend, true);
-    assert_eq!(record(&place).fenced, listed, "a release keeps them");
+    assert_eq!(record(&place).clients.fenced, listed, "a release keeps them");
     let report = crate::check(&uri(lab, &place), &options());
     let told = report.items.iter().find(|item| item.name == "fences").expect("they are listed");
     assert!(told.detail.contains(&client) && told.detail.contains("for 365 more days"), "{told:?}");
@@ -206,14 +214,14 @@ pub(super) fn a_long_fence_is_listed_and_ends_when_its_host_was_restarted(lab: &
     // nothing is known.
     let keep = |change: &dyn Fn(&mut Fenced)| {
         forge(&place, |mut record| {
-            record.fenced = listed.clone();
-            record.fenced[0].until_unix_s -= 3601;
-            change(&mut record.fenced[0]);
+            record.clients.fenced = listed.clone();
+            record.clients.fenced[0].until_unix_s -= 3601;
+            change(&mut record.clients.fenced[0]);
             record
         });
-        let before = record(&place).fenced;
+        let before = record(&place).clients.fenced;
         close(open_place(place.clone(), &options()).expect("free").0, true);
-        assert_eq!(record(&place).fenced, before);
+        assert_eq!(record(&place).clients.fenced, before);
         assert_eq!(fenced_until(lab, &client).as_ref(), Some(&long));
     };
     keep(&|_| ());
@@ -234,7 +242,7 @@ pub(super) fn a_long_fence_is_listed_and_ends_when_its_host_was_restarted(lab: &
     forge(&place, |mut record| {
         let (until_unix_s, boot_id) = (listed[0].until_unix_s - 3601, "another".into());
         let former = Fenced { until_unix_s, boot_id, ..listed[0].clone() };
-        record.fenced = vec![former, elsewhere.clone(), Fenced { until_unix_s, ..nobody }];
+        record.clients.fenced = vec![former, elsewhere.clone(), Fenced { until_unix_s, ..nobody }];
         record
     });
     let before = blocklist(lab);
@@ -250,7 +258,7 @@ pub(super) fn a_long_fence_is_listed_and_ends_when_its_host_was_restarted(lab: &
         let now = blocklist(lab);
         before.iter().all(|(address, _)| now.iter().any(|(fenced, _)| fenced == address))
     };
-    assert_eq!((is_there(&before), record(&place).fenced.len()), (true, 2));
+    assert_eq!((is_there(&before), record(&place).clients.fenced.len()), (true, 2));
     let (cluster, _) = least.connect().expect("a client");
     let refused =
         cluster.unblocklist(address::Client::of(&client).expect("an address")).expect_err("no right");
@@ -259,7 +267,7 @@ pub(super) fn a_long_fence_is_listed_and_ends_when_its_host_was_restarted(lab: &
     let (backend, ..) = open_place(place.clone(), &options()).expect("free");
     let others: Vec<_> = before.into_iter().filter(|(address, _)| !address::same(address, &client)).collect();
     assert_eq!((is_there(&others), fenced_until(lab, &client)), (true, None));
-    assert_eq!(record(&place).fenced, vec![elsewhere]);
+    assert_eq!(record(&place).clients.fenced, vec![elsewhere]);
     close(backend, true);
 }
 
@@ -271,12 +279,12 @@ pub(super) fn a_fence_that_an_administrator_has_ended_is_told_and_listed_no_more
     let (old, generation) = in_sync(&place);
     let owner = client_of(&old);
     forge(&place, |mut record| {
-        record.claims.push(CLAIM.into());
+        record.clients.claims.push(CLAIM.into());
         record
     });
     take_over(&place, generation, false).expect("taken over");
     // A fence that is about to be set is not reported as one that stands.
-    assert_eq!((fences_told(lab, &place), record(&place).fenced.len()), (None, 2));
+    assert_eq!((fences_told(lab, &place), record(&place).clients.fenced.len()), (None, 2));
     close(open_place(place.clone(), &by_peer(generation)).expect("opened").0, true);
     drop(old);
     let told = fences_told(lab, &place).expect("they are told");
@@ -288,7 +296,7 @@ pub(super) fn a_fence_that_an_administrator_has_ended_is_told_and_listed_no_more
     let told = fences_told(lab, &place).expect("they are told");
     assert!(told.contains(&format!("{CLAIM} of an unknown host for 1 more days")), "{told}");
 
-    let listed = |place: &Place| record(place).fenced.into_iter().map(|fenced| fenced.address);
+    let listed = |place: &Place| record(place).clients.fenced.into_iter().map(|fenced| fenced.address);
     for (ended, left) in [(CLAIM, vec![owner.clone()]), (owner.as_str(), vec![])] {
         lab.ceph(&["osd", "blocklist", "rm", ended]).expect("fenced no more");
         assert!(!fences_told(lab, &place).unwrap_or_default().contains(ended));
@@ -314,7 +322,7 @@ pub(super) fn an_own_client_of_a_former_boot_is_fenced_for_a_year(lab: &Lab) {
     break_lock(&place);
     forge(&place, |record| Ownership { boot_id: "another".into(), ..record });
     let (backend, ..) = open_place(place.clone(), &options()).expect("taken back");
-    let found = record(&place).fenced;
+    let found = record(&place).clients.fenced;
     let told = (found[0].address.as_str(), found[0].boot_id.as_str());
     assert_eq!((found.len(), told), (1, (client.as_str(), "another")));
     let entry = fenced_until(lab, &client).expect("fenced");
@@ -324,7 +332,7 @@ pub(super) fn an_own_client_of_a_former_boot_is_fenced_for_a_year(lab: &Lab) {
     close(backend, true);
     // The proof of a restart counts only once nothing can be under way any more.
     close(open_place(place.clone(), &options()).expect("free").0, true);
-    assert_eq!((record(&place).fenced, fenced_until(lab, &client)), (found, Some(entry)));
+    assert_eq!((record(&place).clients.fenced, fenced_until(lab, &client)), (found, Some(entry)));
 
     // Ceph neither prolongs nor shortens a fence.
     let (cluster, _) = place.connect().expect("a client");
@@ -337,9 +345,9 @@ pub(super) fn an_own_client_of_a_former_boot_is_fenced_for_a_year(lab: &Lab) {
 
     // A client whose process is certainly dead is fenced for an hour.
     let (old, ..) = open_place(place.clone(), &options()).expect("opened");
-    let (client, listed) = (client_of(&old), record(&place).fenced);
+    let (client, listed) = (client_of(&old), record(&place).clients.fenced);
     let (backend, ..) = open_place(place.clone(), &options()).expect("taken back");
-    assert_eq!(record(&place).fenced, listed);
+    assert_eq!(record(&place).clients.fenced, listed);
     let entry = cluster_entry(&place, &client);
     assert!((until(3000) as i64..until(3700) as i64).contains(&entry), "{entry}");
     drop(old);

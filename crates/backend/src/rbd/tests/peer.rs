@@ -2,7 +2,8 @@
 //! while its owner is alive.
 
 use super::*;
-use crate::record::{Copies, Peer, boot_id};
+use crate::api::Peer;
+use crate::record::{Copies, boot_id};
 
 fn other_as_peer() -> Peer {
     Peer {
@@ -237,7 +238,7 @@ pub(super) fn a_peer_takes_over_from_exactly_one_state(lab: &Lab) {
     refused(generation, false);
     let taken = take_over(&place, generation, true).expect("the loss is accepted");
     assert_eq!(taken, record(&place));
-    assert_eq!(taken.client, Some(backend.held.as_ref().expect("held").claim.address.clone()));
+    assert_eq!(taken.clients.owner, Some(backend.held.as_ref().expect("held").claim.address.clone()));
     refused(generation + 1, true);
     let line = open_place(place.clone(), &dirty()).err().expect("not its own any more").to_string();
     assert!(line.contains("owned by another cache"), "{line}");
@@ -300,16 +301,20 @@ pub(super) fn an_open_after_a_takeover_can_be_cut_short_anywhere(lab: &Lab) {
     // There are more claims than the record has room for: one is dropped, after every client was
     // fenced.
     let claims: Vec<String> = (1..=8).map(|nonce| format!("10.0.0.1:0/{nonce}")).collect();
-    forge(&place, |record| Ownership { claims: claims.clone(), ..record });
+    forge(&place, |mut record| {
+        record.clients.claims = claims.clone();
+        record
+    });
     cut(Point::Claimed);
-    let found = record(&place).claims;
+    let found = record(&place).clients.claims;
     assert_eq!((found.len(), found.contains(&claims[0])), (8, false));
     let blocklist = lab.ceph(&["osd", "blocklist", "ls"]).expect("the blocklist");
     assert!(claims.iter().all(|claim| blocklist.contains(claim)), "{blocklist}");
     assert_eq!(write(&mut old, 9).0, Err(IoError::Fenced), "before anything else");
-    forge(&place, |record| Ownership {
-        claims: record.claims.last().cloned().into_iter().collect(),
-        ..record
+    forge(&place, |mut record| {
+        let surplus = record.clients.claims.len().saturating_sub(1);
+        record.clients.claims.drain(..surplus);
+        record
     });
     for point in [Point::Lifted, Point::Locked, Point::Guarded, Point::Bare] {
         cut(point);

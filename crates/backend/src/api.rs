@@ -1,18 +1,25 @@
-//! The interface of every backend, and the functions that open, take over and give up an image.
+//! The interface of every backend: a transfer, an open backend, and how a backend is opened, closed
+//! and taken over.
 
-use crate::file::{self, Caching};
-use crate::record::{Ownership, Peer};
+use crate::error::BackendError;
 use crate::snapshot::SnapshotChange;
-use crate::{BackendError, BackendUri, given_up, nbd, paced, rbd, recover};
+use crate::uri::BackendUri;
+use serde::{Deserialize, Serialize};
+use std::any::Any;
 use std::os::fd::RawFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 use tidepool_engine::OwnObjects;
 use tidepool_engine::api::IoError;
+use uuid::Uuid;
 
 /// Most transfers that one backend may have in flight; [`Backend::submit`] panics if there are
 /// more.
 pub const INFLIGHT_MAX: usize = 1024;
+
+/// Longest text about a peer in bytes.
+const PEER_TEXT_BYTES_MAX: usize = 255;
 
 /// One operation on a backend.
 ///
@@ -159,6 +166,32 @@ impl Transfer {
     }
 }
 
+/// The cache that holds the second copy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peer {
+    /// Uuid of the cache device.
+    pub cache_uuid: Uuid,
+    /// Boot id of its host, see [`crate::boot_id`]: data that was not on stable media is lost with the
+    /// next boot.
+    pub boot_id: String,
+    /// Name of its host, for messages.
+    pub host: String,
+    /// The owner's cache device has failed: when it comes back, it may have less data than this
+    /// copy.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub only: bool,
+}
+
+impl Peer {
+    /// Whether a record of the owner with this uuid can name this peer, and be read again.
+    pub(crate) fn is_sound(&self, owner: Uuid) -> bool {
+        let texts = [&self.boot_id, &self.host].into_iter();
+        let mut foreign =
+            texts.filter(|text| text.len() > PEER_TEXT_BYTES_MAX || text.contains(char::is_control));
+        foreign.next().is_none() && !self.cache_uuid.is_nil() && self.cache_uuid != owner
+    }
+}
+
 /// An open backend. One thread at a time uses it (the reactor's). No method except
 /// [`Backend::close`] blocks.
 pub trait Backend: Send {
@@ -217,17 +250,17 @@ pub trait Backend: Send {
     /// later.
     fn completions(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>));
 
-    /// Opaque bytes that the next [`open`] needs to take the image back after this process was
-    /// killed; at most [`tidepool_engine::api::ATTACHMENT_BYTES_MAX`] bytes. The caller keeps them
-    /// on the cache device.
+    /// Opaque bytes that the next [`open`](fn@crate::open) needs to take the image back after this
+    /// process was killed; at most [`tidepool_engine::api::ATTACHMENT_BYTES_MAX`] bytes. The caller
+    /// keeps them on the cache device.
     fn attachment(&self) -> Vec<u8>;
 
     /// Waits for the transfers in flight, records whether dirty data stays in the cache, and
     /// releases the image. May block for as long as the image is out of reach. A process that
     /// cannot wait may exit instead: lock, record and guard then stay in place, and the next
-    /// [`open`] takes the image back as after a kill. Dropping a backend waits for the transfers
-    /// too, and leaves the record and the guard as they are. Completions that were not fetched
-    /// before are lost.
+    /// [`open`](fn@crate::open) takes the image back as after a kill. Dropping a backend waits for
+    /// the transfers too, and leaves the record and the guard as they are. Completions that were not
+    /// fetched before are lost.
     ///
     /// # Errors
     /// The image could not be released, or the ownership record could not be changed.
@@ -287,11 +320,11 @@ pub struct OpenOptions {
     pub state_dir: Option<PathBuf>,
     /// The image is refused if another cache had it last, even if that cache has released it.
     pub unless_elsewhere: bool,
-    /// What [`prepare`] has made ready for this image. If it is empty, the open does that work
+    /// What [`crate::prepare`] has made ready for this image. If it is empty, the open does that work
     /// itself.
     pub prepared: Prepared,
     /// The image is another cache's, which is gone or is to be replaced: it is taken over first;
-    /// see [`take_over`]. Once the record is changed the image is this cache's, even if the open
+    /// see [`crate::take_over`]. Once the record is changed the image is this cache's, even if the open
     /// fails afterwards. An image that already is this cache's is opened as it is.
     pub take_over: Option<TakeOver>,
 }
@@ -301,7 +334,7 @@ pub struct OpenOptions {
 /// `rbd:` it holds a client of the cluster; the backend that is opened with it keeps that client,
 /// so it serves for one image. For `file:` and `nbd:` it is empty.
 #[derive(Clone, Default)]
-pub struct Prepared(Option<rbd::Way>);
+pub struct Prepared(Option<Arc<dyn Any + Send + Sync>>);
 
 impl std::fmt::Debug for Prepared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -310,19 +343,14 @@ impl std::fmt::Debug for Prepared {
 }
 
 impl Prepared {
-    pub(crate) fn way(&self) -> Option<&rbd::Way> {
-        self.0.as_ref()
+    /// What a backend has made ready. Only that backend knows what it is.
+    pub(crate) fn of(made: impl Any + Send + Sync) -> Prepared {
+        Prepared(Some(Arc::new(made)))
     }
-}
 
-/// Does the slow part of opening an image for writing in advance. Blocks.
-///
-/// # Errors
-/// The storage is out of reach, or a right is missing there.
-pub fn prepare(uri: &BackendUri) -> Result<Prepared, BackendError> {
-    match uri {
-        BackendUri::Rbd { .. } => rbd::prepare(uri).map(|way| Prepared(Some(way))),
-        BackendUri::File { .. } | BackendUri::Nbd(_) => Ok(Prepared::default()),
+    /// What a backend has made ready, if it is of this type.
+    pub(crate) fn made<T: Any>(&self) -> Option<&T> {
+        self.0.as_deref()?.downcast_ref()
     }
 }
 
@@ -367,66 +395,7 @@ pub struct Parent {
     pub uri: BackendUri,
 }
 
-/// Opens a backend: checks the ownership, takes the lock, and writes the ownership record. Blocks.
-///
-/// # Errors
-/// One line that says what is wrong and what to do. The image's data is left as it was, unless a
-/// rollback has begun ([`OpenOptions::roll_back`]).
-pub fn open(uri: &BackendUri, options: OpenOptions) -> Result<Opened, BackendError> {
-    if let (Some(how), BackendUri::File { .. } | BackendUri::Nbd(_)) = (&options.take_over, uri)
-        && !ownership(uri, how.state_dir.as_deref())?.is_some_and(|record| record.is_by(how.cache_uuid))
-    {
-        take_over(uri, how)?;
-    }
-    let is_image = matches!(uri, BackendUri::Rbd { snapshot: None, .. }) && !options.read_only;
-    if options.roll_back.is_some() && !is_image {
-        let why = "only an image in a Ceph pool that may be written can be rolled back".to_owned();
-        return Err(BackendError::Unsupported { what: uri.to_string(), why });
-    }
-    match uri {
-        BackendUri::File { path, emulate: None, gate: None } => {
-            file::open(path, &options, Caching::Direct, |_| Ok(())).map(|(opened, ())| opened)
-        }
-        BackendUri::File { path, emulate, gate } => {
-            let caching = if emulate.is_some() { Caching::Played } else { Caching::Direct };
-            let (opened, clock) = file::open(path, &options, caching, |event_fd| {
-                // SAFETY: `event_fd` is the open descriptor of the backend that is being opened.
-                let clock = unsafe { paced::Clock::new(event_fd) };
-                clock.map_err(|e| BackendError::io(path.display(), "set up its timer", e))
-            })?;
-            let backend = paced::wrap(opened.backend, clock, *emulate, gate.clone());
-            Ok(Opened { backend, ..opened })
-        }
-        BackendUri::Rbd { .. } => rbd::open(uri, &options),
-        BackendUri::Nbd(uri) => nbd::open(uri, &options),
-    }
-}
-
-/// The ownership record of an image; `None` if it has none. Reads the record and changes nothing,
-/// also while the image's owner has it open. Blocks.
-///
-/// # Errors
-/// The image cannot be found, or its record cannot be read.
-pub fn ownership(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Option<Ownership>, BackendError> {
-    match uri {
-        BackendUri::Rbd { .. } => rbd::record(uri, None),
-        _ => recover::look(uri, state_dir).map(|(_, record, _)| record),
-    }
-}
-
-/// As [`ownership`], for an `rbd:` image with what [`prepare`] has made ready for it. Other images
-/// are looked up in the default state directory.
-///
-/// # Errors
-/// As for [`ownership`].
-pub fn ownership_by(uri: &BackendUri, prepared: &Prepared) -> Result<Option<Ownership>, BackendError> {
-    match uri {
-        BackendUri::Rbd { .. } => rbd::record(uri, prepared.way()),
-        _ => ownership(uri, None),
-    }
-}
-
-/// How a peer takes an image over; see [`take_over`].
+/// How a peer takes an image over; see [`crate::take_over`].
 #[derive(Debug, Clone, Default)]
 pub struct TakeOver {
     /// Uuid of the peer's cache device, whose lock the caller holds. The peer's boot in the record
@@ -439,63 +408,4 @@ pub struct TakeOver {
     pub accept_loss: bool,
     /// As in [`OpenOptions::state_dir`].
     pub state_dir: Option<PathBuf>,
-}
-
-/// Makes an image the peer's, when its owner is gone or is to be replaced: changes the record, if
-/// it names this peer, and nothing else. Afterwards the same cache has to [`open`] the image. That
-/// open fences the former owner, even if it is alive, before it takes the image. It needs nothing
-/// but the record, so it also works after a crash in between. `file:` and `nbd:` have no fence:
-/// their owner must be gone. Returns the new record. Blocks.
-///
-/// # Errors
-/// `NotPeer` if the record does not name this peer, has another generation, or, without
-/// [`TakeOver::accept_loss`], names another boot of this host. `Locked` if another process, or a
-/// client other than the owner's, has the image or is changing the record. And as for [`open`]. The
-/// record is then as it was before, except that after `Io` it may have been changed.
-pub fn take_over(uri: &BackendUri, how: &TakeOver) -> Result<Ownership, BackendError> {
-    match uri {
-        BackendUri::File { path, .. } => file::take_over(path, how),
-        BackendUri::Rbd { .. } => rbd::take_over(uri, how),
-        BackendUri::Nbd(uri) => nbd::take_over(uri, how),
-    }
-}
-
-/// Records that a file or device is the image of an ownership record, where nothing else tells
-/// that: a device without a lasting name after a reboot, or a file that was copied while a cache
-/// held its newest data. The caller vouches for that. `record` is the path of the record's file; it
-/// may be omitted where only one record comes into question. Returns the record. Blocks.
-///
-/// # Errors
-/// Nothing has to be confirmed, no record or more than one comes into question, and as for
-/// [`open`].
-pub fn confirm(
-    uri: &BackendUri,
-    state_dir: Option<&Path>,
-    record: Option<&Path>,
-) -> Result<Ownership, BackendError> {
-    match uri {
-        BackendUri::File { path, .. } => file::confirm(path, state_dir, record),
-        BackendUri::Rbd { .. } | BackendUri::Nbd(_) => Err(BackendError::Unsupported {
-            what: uri.to_string(),
-            why: "there is nothing to confirm: only a file or a device may be taken for another one".into(),
-        }),
-    }
-}
-
-/// Gives up what a lost cache holds: the image becomes clean as it is, without the data that the
-/// cache had not drained. For caches that are lost for good; the owner must not be running. Returns
-/// the ownership record as it was before, or `None` when there was nothing to give up. Blocks.
-///
-/// # Errors
-/// The owner is still running, and as for [`open`].
-pub fn abandon(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Option<Ownership>, BackendError> {
-    let before = match uri {
-        BackendUri::File { path, .. } => file::abandon(path, state_dir),
-        BackendUri::Rbd { .. } => rbd::abandon(uri),
-        BackendUri::Nbd(uri) => nbd::abandon(uri, state_dir),
-    }?;
-    if let Some(before) = &before {
-        given_up::forget(before, state_dir);
-    }
-    Ok(before)
 }

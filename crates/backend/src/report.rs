@@ -1,10 +1,8 @@
-//! A dry run of opening an image: what prevents it, and what it would do. Changes nothing.
+//! The report of a dry run of opening an image: what prevents the open, and what it would do.
 
-use crate::backend::OpenOptions;
 use crate::error::BackendError;
-use crate::file::Seen;
+use crate::record::{OwnerState, Ownership};
 use crate::uri::BackendUri;
-use crate::{file, nbd, rbd};
 use serde::Serialize;
 
 /// Outcome of one item of a check. The order of the variants is the order of severity.
@@ -32,7 +30,7 @@ pub struct CheckItem {
     pub detail: String,
 }
 
-/// The outcome of [`check`].
+/// The outcome of [`crate::check`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CheckReport {
     /// URI of the image that was checked.
@@ -43,6 +41,15 @@ pub struct CheckReport {
     pub items: Vec<CheckItem>,
     /// What an open would do now, step by step; empty when it would be refused.
     pub would: Vec<String>,
+}
+
+/// What a check sees of a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// Nobody holds it.
+    Free,
+    /// It is not known whether somebody holds it, and why.
+    Nothing(String),
 }
 
 impl CheckReport {
@@ -94,7 +101,7 @@ impl CheckReport {
     }
 
     /// Removes the plan if the open would be refused.
-    fn finish(mut self) -> CheckReport {
+    pub(crate) fn finish(mut self) -> CheckReport {
         if !self.usable {
             self.would.clear();
         }
@@ -102,24 +109,27 @@ impl CheckReport {
     }
 }
 
-/// Checks the image, its lock and its record as [`crate::open`] does with these options, and says
-/// what an open would do. What the options do not tell of the cache is not compared with the image
-/// and its redo. Blocks.
-pub fn check(uri: &BackendUri, options: &OpenOptions) -> CheckReport {
-    let mut report = CheckReport::new(uri);
-    match uri {
-        BackendUri::File { path, emulate, gate } => {
-            file::check(path, options, &mut report);
-            if emulate.is_some() {
-                report
-                    .warn("latency", "emulated: the file plays a replicated pool and survives no power loss");
-            }
-            if let Some(gate) = gate {
-                report.warn("gate", format!("stopped while {} exists; a facility for tests", gate.display()));
-            }
+/// The record in one line.
+pub(crate) fn describe(record: Option<&Ownership>) -> String {
+    match record {
+        None => "never owned by a cache".into(),
+        Some(record) => {
+            let state = match record.state {
+                OwnerState::Clean => "released, everything is in the image",
+                OwnerState::Dirty => "stopped with dirty data",
+                OwnerState::Open => "open, or killed while it was",
+            };
+            let copy = record.peer.as_ref().map(|peer| {
+                format!("; the other copy is in cache {} on host {}", peer.cache_uuid, peer.host)
+            });
+            let taken = record.taken_from.as_ref().map(|host| format!("; just taken over from host {host}"));
+            format!(
+                "generation {}, cache {} on host {}: {state}{}",
+                record.generation,
+                record.cache_uuid,
+                record.host,
+                copy.or(taken).unwrap_or_default()
+            )
         }
-        BackendUri::Rbd { .. } => rbd::check(uri, options, &mut report),
-        BackendUri::Nbd(uri) => nbd::check(uri, options, &mut report),
     }
-    report.finish()
 }

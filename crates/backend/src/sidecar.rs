@@ -1,11 +1,15 @@
-//! An ownership record as a file. It is replaced atomically, by the process that holds the image's
-//! lock.
+//! An ownership record as a file of this host. It is replaced atomically, by the process that holds
+//! the image's lock. The redo of an image stands beside it.
 
-use crate::TakeOver;
+mod shelf;
+
+use crate::api::TakeOver;
 use crate::changes::Change;
 use crate::error::BackendError;
+use crate::flock;
 use crate::private::open_private;
 use crate::record::{OwnerState, Ownership, RECORD_BYTES_MAX};
+use crate::report::Seen;
 use rustix::fs::{CWD, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use std::fs::{self, File};
@@ -13,8 +17,10 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+pub(crate) use shelf::FileShelf;
+
 /// Extensions of the names of records and of their locks.
-pub(super) const SUFFIX: &str = "tidepool";
+pub(crate) const SUFFIX: &str = "tidepool";
 const LOCK_SUFFIX: &str = "lock";
 
 /// Directory of the records of block devices and exports, unless the options name another one.
@@ -57,18 +63,9 @@ pub(crate) struct Sidecar {
 #[derive(Debug)]
 pub(crate) struct Lock(OwnedFd);
 
-/// What a check sees of a lock.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Seen {
-    /// Nobody holds it.
-    Free,
-    /// It is not known whether somebody holds it, and why.
-    Nothing(String),
-}
-
 impl Drop for Lock {
     fn drop(&mut self) {
-        super::unlock(&self.0);
+        flock::unlock(&self.0);
     }
 }
 
@@ -80,12 +77,12 @@ impl Sidecar {
     }
 
     /// The place of the file at `path` in the common directory.
-    pub(super) fn among_others(path: PathBuf) -> Sidecar {
+    pub(crate) fn among_others(path: PathBuf) -> Sidecar {
         Sidecar { path, common: true }
     }
 
     /// The place beside an image.
-    pub(super) fn of_image(image: PathBuf) -> Sidecar {
+    pub(crate) fn of_image(image: PathBuf) -> Sidecar {
         let mut path = image.into_os_string();
         path.push(".");
         path.push(SUFFIX);
@@ -97,7 +94,7 @@ impl Sidecar {
     }
 
     /// Whether it is in the common directory, and not beside the image.
-    pub(super) fn is_among_others(&self) -> bool {
+    pub(crate) fn is_among_others(&self) -> bool {
         self.common
     }
 
@@ -111,7 +108,7 @@ impl Sidecar {
             return Ok(None);
         }
         match self.lock_file(!read_only) {
-            Ok(file) => super::lock(what, &file, read_only).map(|()| Some(Lock(file))),
+            Ok(file) => flock::lock(what, &file, read_only).map(|()| Some(Lock(file))),
             Err(_) if read_only => Ok(None),
             Err(e) => Err(e),
         }
@@ -123,7 +120,7 @@ impl Sidecar {
             return Ok(Seen::Free);
         }
         match rustix::fs::open(self.lock_path(), LOCK_ACCESS, Mode::empty()) {
-            Ok(file) => super::lock(what, &file, read_only).map(|()| drop(Lock(file))).map(|()| Seen::Free),
+            Ok(file) => flock::lock(what, &file, read_only).map(|()| drop(Lock(file))).map(|()| Seen::Free),
             // An open makes the file.
             Err(Errno::NOENT) => Ok(Seen::Free),
             Err(e) if read_only => Ok(Seen::Nothing(format!(
@@ -135,7 +132,7 @@ impl Sidecar {
     }
 
     /// Fails if the lock's file could not be opened.
-    pub(super) fn check_lock_file(&self) -> Result<(), BackendError> {
+    pub(crate) fn check_lock_file(&self) -> Result<(), BackendError> {
         match rustix::fs::open(self.lock_path(), LOCK_ACCESS, Mode::empty()) {
             Ok(_) | Err(Errno::NOENT) => Ok(()),
             Err(e) => Err(self.lock_error(e)),
@@ -143,12 +140,12 @@ impl Sidecar {
     }
 
     /// Whether another process is seen to hold the lock.
-    pub(super) fn is_locked(&self, what: &str) -> bool {
+    pub(crate) fn is_locked(&self, what: &str) -> bool {
         matches!(self.check_lock(what, false), Err(BackendError::Locked { .. }))
     }
 
     /// Takes the lock when its holder releases it. For locks that are held for a moment only.
-    pub(super) fn wait_for_lock(&self) -> Result<Lock, BackendError> {
+    pub(crate) fn wait_for_lock(&self) -> Result<Lock, BackendError> {
         let file = self.lock_file(true)?;
         rustix::fs::flock(&file, FlockOperation::LockExclusive)
             .map_err(|e| BackendError::io(self.lock_path().display(), "lock", e))?;
@@ -188,7 +185,7 @@ impl Sidecar {
     }
 
     /// A path beside the record: that of the record with a suffix.
-    pub(super) fn beside(&self, suffix: &str) -> PathBuf {
+    pub(crate) fn beside(&self, suffix: &str) -> PathBuf {
         let mut name = self.path.clone().into_os_string();
         name.push(suffix);
         name.into()
@@ -315,12 +312,12 @@ impl Sidecar {
     }
 
     /// What is in the record's directory.
-    pub(super) fn entries(&self) -> io::Result<fs::ReadDir> {
+    pub(crate) fn entries(&self) -> io::Result<fs::ReadDir> {
         fs::read_dir(self.directory())
     }
 
     /// Makes durable what was created or removed beside the record.
-    pub(super) fn sync_directory(&self) -> io::Result<()> {
+    pub(crate) fn sync_directory(&self) -> io::Result<()> {
         File::open(self.directory())?.sync_all()
     }
 }

@@ -1,6 +1,6 @@
 //! The redo of a file or device: files beside its ownership record.
 
-use super::sidecar::Sidecar;
+use super::Sidecar;
 use crate::private::open_private;
 use crate::redo::{DOCUMENT_BYTES_MAX, FRAME_STRIDE, Shelf};
 use std::fs::{self, File};
