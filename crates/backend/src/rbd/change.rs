@@ -2,11 +2,15 @@
 //! forbids changes to every client, so it is lifted while the change is made.
 
 use super::address;
-use super::attach::{Attached, Claim, Point, Spot, reached};
+use super::attach::Attached;
+use super::claim::Claim;
 use super::forbid;
 use super::guard;
 use super::image::{FEATURE_OBJECT_MAP, Facts, Image};
 use super::owner::OwnerObject;
+use super::place::Site;
+use super::point::{Point, reached};
+use super::spot::Spot;
 use crate::error::BackendError;
 use crate::record::{Continuity, Ownership};
 use crate::redo;
@@ -35,7 +39,7 @@ pub(super) enum Change {
 /// Changes the image with its open handle. The guard forbids changes to every client, so it is
 /// lifted while the change is made. The lock that we hold makes that safe: librbd takes a lock from
 /// no client that is alive. Returns `EROFS` if the handle sees the guard or the lock is not ours at
-/// this moment; [`super::attach::retake`] finds out which. Returns `Fenced` if the record is no
+/// this moment; [`super::retake::retake`] finds out which. Returns `Fenced` if the record is no
 /// longer ours.
 pub(super) fn change(claim: &Claim, image: &Image, what: &Change) -> Result<(), IoError> {
     try_change(claim, image, what).map_err(|e| {
@@ -53,11 +57,11 @@ fn action(change: SnapshotChange) -> &'static str {
 }
 
 fn try_change(claim: &Claim, image: &Image, what: &Change) -> Result<(), BackendError> {
-    let Claim { cluster, place, header, .. } = claim;
-    let failed = |action: &'static str| move |e: io::Error| place.error(cluster, action, e);
+    let site = claim.site()?;
+    let (Site { place, pool, .. }, header) = (&site, &claim.header);
+    let failed = |action: &'static str| site.failed(action);
     let fenced = || BackendError::Fenced { what: place.what.clone() };
-    let pool = cluster.pool(&place.pool, &place.namespace)?;
-    let (mut owner, record) = OwnerObject::read(&place.what, &pool, &claim.owner)?;
+    let (mut owner, record) = OwnerObject::read(&place.what, pool, &claim.owner)?;
     if !record.is_some_and(|record| record.is_of(&claim.record)) {
         return Err(fenced());
     }
@@ -76,12 +80,12 @@ fn try_change(claim: &Claim, image: &Image, what: &Change) -> Result<(), Backend
             .map_err(|e| BackendError::io(format!("{}@{name}", place.what), action(*change), e)),
         Change::Size(size_bytes) => image.resize(*size_bytes).map_err(failed("resize the image")),
     };
-    let spot = Spot { place, cluster, pool: &pool, header, client: &claim.address };
-    let done = spot.unguarded(image, claim.guarded, what, change);
+    let spot = Spot { site: &site, header, client: &claim.address, guarded: claim.guarded };
+    let done = spot.unguarded(image, what, change);
     if let Err(BackendError::Overwritten { why, .. }) = &done {
         tracing::error!(image = %place.what, "{why}: nothing more of it is served");
         let superseded = Some(why.clone());
-        if let Err(error) = owner.swap(&pool, &Ownership { superseded, ..claim.record.renewed() }) {
+        if let Err(error) = owner.swap(pool, &Ownership { superseded, ..claim.record.renewed() }) {
             tracing::error!("{error}");
         }
         return Err(fenced());
@@ -154,11 +158,10 @@ impl Spot<'_> {
     fn unguarded<T>(
         &self,
         image: &Image,
-        guarded: bool,
         own: &Change,
         work: impl FnOnce() -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
-        if guarded { self.bare(image, work) } else { self.allowed(image, Some(own), work) }
+        if self.guarded { self.bare(image, work) } else { self.allowed(image, Some(own), work) }
     }
 
     /// Does `work` while the guard is lifted. A client that opens the image meanwhile is made to
@@ -170,17 +173,17 @@ impl Spot<'_> {
     ) -> Result<T, BackendError> {
         let watchers = || image.watchers().map_err(self.failed("list who has the image open"));
         let before = watchers()?;
-        guard::pause(self.pool, self.header).map_err(self.failed("lift the guard of the image"))?;
+        guard::pause(&self.site.pool, self.header).map_err(self.failed("lift the guard of the image"))?;
         reached(Point::Exposed)?;
         let done = work();
-        self.until_done("guard the image again", || guard::set(self.pool, self.header).map(drop))?;
+        self.until_done("guard the image again", || guard::set(&self.site.pool, self.header).map(drop))?;
         let is_known = |watcher: &String| before.iter().any(|known| address::same(known, watcher));
         if !watchers().is_ok_and(|after| after.iter().all(is_known)) {
             // A client that has opened the image in that moment has not seen the guard; a
             // notification makes the client read the header again. Our own handle reads it too, and
             // is replaced then.
-            if let Err(e) = self.pool.notify_header(self.header) {
-                tracing::warn!(image = %self.place.what, error = %e, "a client that has just opened the image may not see its guard");
+            if let Err(e) = self.site.pool.notify_header(self.header) {
+                tracing::warn!(image = %self.site.place.what, error = %e, "a client that has just opened the image may not see its guard");
             }
         }
         done
@@ -191,22 +194,21 @@ impl Spot<'_> {
     fn under_guard<T>(
         &self,
         image: &Image,
-        guarded: bool,
         work: impl FnOnce() -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
-        if guarded { work() } else { self.allowed(image, None, work) }
+        if self.guarded { work() } else { self.allowed(image, None, work) }
     }
 
     /// Makes the handle read the image's header again, while the guard is lifted. Without a guard
     /// the handle may read the header at any time.
-    fn look(&self, image: &Image, guarded: bool) -> Result<Facts, BackendError> {
-        if guarded { self.bare(image, || self.read_again(image)) } else { self.read_again(image) }
+    fn look(&self, image: &Image) -> Result<Facts, BackendError> {
+        if self.guarded { self.bare(image, || self.read_again(image)) } else { self.read_again(image) }
     }
 
     /// Forbids changes of the image, and makes our handle read that, because other clients pass
     /// their changes to our handle.
     pub(super) fn forbid(&self, image: &Image) -> io::Result<()> {
-        if forbid::set(self.pool, self.header)? {
+        if forbid::set(&self.site.pool, self.header)? {
             self.tell_handles()?;
         }
         image.sizes().map(drop)
@@ -215,7 +217,7 @@ impl Spot<'_> {
     /// Makes every handle of the image read its header again. The handle of a client that has died
     /// does not answer; the others are notified all the same.
     fn tell_handles(&self) -> io::Result<()> {
-        self.pool.notify_header(self.header).or_else(|e| match e.raw_os_error() {
+        self.site.pool.notify_header(self.header).or_else(|e| match e.raw_os_error() {
             Some(libc::ETIMEDOUT) => Ok(()),
             _ => Err(e),
         })
@@ -231,16 +233,19 @@ impl Spot<'_> {
         work: impl FnOnce() -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
         let before = self.seen(image)?;
-        forbid::lift(self.pool, self.header, None).map_err(self.failed("allow changes of the image"))?;
+        forbid::lift(&self.site.pool, self.header, None)
+            .map_err(self.failed("allow changes of the image"))?;
         reached(Point::Exposed)?;
         const TELL: &str = "have the image's handle read its header";
         let done = self.tell_handles().map_err(self.failed(TELL)).and_then(|()| work());
         // The two steps are repeated separately: `forbid` would notify no handle in a repetition
         // that finds the bit set already.
         let forbidden = self
-            .until_done("forbid changes of the image again", || forbid::set(self.pool, self.header).map(drop))
+            .until_done("forbid changes of the image again", || {
+                forbid::set(&self.site.pool, self.header).map(drop)
+            })
             .and_then(|()| self.until_done(TELL, || self.tell_handles()));
-        let what = &self.place.what;
+        let what = &self.site.place.what;
         if let Err(error) = forbidden {
             // The change itself has been made.
             tracing::error!(image = %what, %error, "others can change the image until the cache changes it next, or releases it");
@@ -293,21 +298,21 @@ impl Attached {
         again: bool,
     ) -> Result<(), BackendError> {
         self.change_back(spot, snapshot, again).map_err(|error| {
-            let what = spot.place.what.clone();
+            let what = spot.site.place.what.clone();
             tracing::error!(image = %what, snapshot, %error, "the rollback is cut short");
             BackendError::HalfRolledBack { what, snapshot: snapshot.to_owned() }
         })?;
         reached(Point::Finished)?;
-        self.facts = spot.look(&self.image, self.guarded)?;
+        self.facts = spot.look(&self.image)?;
         self.continuity = Continuity::unproven(format!("the image is rolled back to snapshot {snapshot}"));
         Ok(())
     }
 
     fn change_back(&mut self, spot: &Spot<'_>, snapshot: &str, again: bool) -> Result<(), BackendError> {
-        let Spot { place, cluster, pool, .. } = *spot;
+        let Site { place, pool, cluster } = spot.site;
         // All data is in the image, and the redo must not be written over the image after the
         // rollback.
-        let shelf = super::shelf(place, cluster, &self.facts.id)?;
+        let shelf = spot.site.shelf(&self.facts.id)?;
         redo::clear(&place.what, &shelf, self.record.generation)?;
         cluster.wait_forever().map_err(|e| BackendError::io(&place.what, "wait for the cluster", e))?;
         reached(Point::Marked)?;
@@ -318,12 +323,12 @@ impl Attached {
             // a kill in between, the image's map lacks the objects that were created since the
             // snapshot.
             let rebuild = || image.rebuild_object_map().map_err(spot.failed("rebuild the object map"));
-            spot.under_guard(image, self.guarded, rebuild)?;
-            spot.look(image, self.guarded)?;
+            spot.under_guard(image, rebuild)?;
+            spot.look(image)?;
         }
         tracing::info!(image = %place.what, snapshot, "the image is being rolled back");
         let roll_back = || image.roll_back(snapshot).map_err(spot.failed("roll the image back"));
-        spot.under_guard(image, self.guarded, roll_back)?;
+        spot.under_guard(image, roll_back)?;
         reached(Point::RolledBack)?;
         self.record = self.record.rolled_back();
         self.owner.swap(pool, &self.record)

@@ -3,11 +3,12 @@
 use super::attach::check_cache;
 use super::cluster::{Cluster, grant};
 use super::fence::{self, Fences};
-use super::image::{Access, Image};
-use super::place::Place;
+use super::image::Access;
+use super::place::{Place, Site};
 use super::rights;
 use super::survey::{Holder, Survey};
 use crate::api::OpenOptions;
+use crate::error::BackendError;
 use crate::record::{Continuity, Fenced, OwnerState, Ownership};
 use crate::redo::check_version;
 use crate::report::{self, CheckReport};
@@ -17,41 +18,25 @@ use uuid::Uuid;
 /// Checks the image, its lock and its ownership record, and adds to the report what was found.
 pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckReport) {
     let Some(place) = Place::of(uri) else { return };
-    let reached = report.step("cluster", place.connect(), |(cluster, _)| {
-        let address = cluster.address().unwrap_or_default();
-        format!("reached as client.{} from {address}", cluster.user())
+    let reached = report.step("cluster", place.connect(), |site| {
+        let address = site.cluster.address().unwrap_or_default();
+        format!("reached as client.{} from {address}", site.cluster.user())
     });
-    let Some((cluster, pool)) = reached else {
+    let Some(site) = reached else {
         report.skip(
             &["rights", "image", "features", "lock", "ownership"],
             "the cluster or pool cannot be reached",
         );
         return;
     };
-    let read_only = options.read_only || place.snapshot.is_some();
-    let rights = rights::check(&place, &cluster, &pool, read_only);
-    let all = if read_only { "read" } else { "read, write, lock, fence" };
-    if report.step("rights", rights, |()| all.into()).is_none() {
+    if !has_rights(&site, options, report) {
         report.skip(&["image", "features", "lock", "ownership"], "a right is missing");
         return;
     }
-    if let Some(pool) = rights::pool_without_children(&cluster).filter(|_| !read_only) {
-        let user = cluster.user();
-        let grant = grant(user, &place.pool);
-        let why = format!(
-            "client.{user} may not look for clones in pool `{pool}`, which `volume snap unprotect` needs; grant it: {grant}"
-        );
-        report.warn("clones", why);
-    }
     if let Some(snapshot) = &place.snapshot {
-        let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Snapshot(snapshot));
-        let facts =
-            image.and_then(|image| image.facts()).map_err(|e| place.error(&cluster, "open the snapshot", e));
-        report.step("snapshot", facts, |facts| format!("of image {}, {} bytes", facts.id, facts.size_bytes));
-        report.would.push("open the snapshot read-only".into());
-        return;
+        return check_snapshot(&site, snapshot, report);
     }
-    let survey = report.step("image", Survey::take(&place, &cluster, &pool), |survey| {
+    let survey = report.step("image", Survey::take(&site), |survey| {
         format!("id {}, {} bytes", survey.facts.id, survey.facts.size_bytes)
     });
     let Some(mut survey) = survey else {
@@ -60,48 +45,92 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
     };
     let unfit = survey.record.as_mut().map(fence::drop_unfit_claims).unwrap_or_default();
     unfit.into_iter().for_each(|note| report.warn("claims", note));
-    let cache_uuid = Uuid::from_bytes(options.cache_uuid);
     let holder = survey.holder(options);
     if !options.read_only {
-        report.step("features", survey.check_kind(&place), |()| "exclusive-lock is on".into());
-        for (subject, note) in survey.notes() {
-            report.warn(subject, note);
-        }
-        let is_owned = survey.record.as_ref().is_some_and(|record| record.state != OwnerState::Clean);
-        if survey.facts.forbidden && !is_owned {
-            let why = "changes of the image are forbidden by a cache that has it no more, so that `rbd` refuses them; opening it here, or \
-                       tidepool recover URI --accept-loss, ends that";
-            report.warn("guard", why);
-        }
+        features(&place, &survey, report);
     }
     report.step("lock", survey.check_lock(&place, &holder, options), |()| describe(&holder));
-    let owner = if options.read_only {
-        survey.check_reader(&place, cache_uuid)
-    } else {
-        survey
-            .check_owner(&place, cache_uuid)
-            .and_then(|()| survey.check_group_snapshots(&place, cache_uuid))
-            .and_then(|()| survey.check_plugins(&place, cache_uuid))
-            .and_then(|()| check_version(&place.what, &super::shelf(&place, &cluster, &survey.facts.id)?))
-            .and_then(|()| {
-                let own_s = survey.own_fence_s(cache_uuid);
-                Fences::plan(&place, &survey, &holder, options, own_s, false).map(drop)
-            })
-    };
-    let continuity = survey.continuity(cache_uuid, &holder).of_generation(survey.record.as_ref(), options);
-    let owner = owner.and_then(|()| survey.check_whole(&place, options)).and_then(|()| {
-        if options.read_only {
-            return Ok(());
-        }
-        if let Some(record) = &survey.record {
-            record.check_elsewhere(&place.what, options)?;
-            record.check_known(&place.what, options)?;
-            check_cache(&place, &cluster, &survey, record, options)?;
-        }
-        continuity.check_dirty(&place.what, options)
-    });
+    let continuity = survey.continuity(Uuid::from_bytes(options.cache_uuid), &holder);
+    let continuity = continuity.of_generation(survey.record.as_ref(), options);
+    let owner = check_owner(&site, &survey, &holder, options, &continuity);
     report.step("ownership", owner, |()| report::describe(survey.record.as_ref()));
-    let fences = standing_fences(&cluster, survey.record.as_ref());
+    fences(&site.cluster, survey.record.as_ref(), report);
+    if options.read_only {
+        report.would.push("open the image read-only, without lock and ownership".into());
+        return;
+    }
+    plan(&survey, &holder, &continuity, report);
+}
+
+/// Reports which rights the client has. Returns whether it has those that it needs.
+fn has_rights(site: &Site, options: &OpenOptions, report: &mut CheckReport) -> bool {
+    let read_only = options.read_only || site.place.snapshot.is_some();
+    let all = if read_only { "read" } else { "read, write, lock, fence" };
+    if report.step("rights", rights::check(site, read_only), |()| all.into()).is_none() {
+        return false;
+    }
+    if let Some(pool) = rights::pool_without_children(&site.cluster).filter(|_| !read_only) {
+        let user = site.cluster.user();
+        let grant = grant(user, &site.place.pool);
+        let why = format!(
+            "client.{user} may not look for clones in pool `{pool}`, which `volume snap unprotect` needs; grant it: {grant}"
+        );
+        report.warn("clones", why);
+    }
+    true
+}
+
+fn check_snapshot(site: &Site, snapshot: &str, report: &mut CheckReport) {
+    let facts = site.open(Access::Snapshot(snapshot)).and_then(|image| image.facts());
+    let facts = facts.map_err(site.failed("open the snapshot"));
+    report.step("snapshot", facts, |facts| format!("of image {}, {} bytes", facts.id, facts.size_bytes));
+    report.would.push("open the snapshot read-only".into());
+}
+
+/// Reports whether the image is of a kind that can be cached, and what its user should know.
+fn features(place: &Place, survey: &Survey, report: &mut CheckReport) {
+    report.step("features", survey.check_kind(place), |()| "exclusive-lock is on".into());
+    for (subject, note) in survey.notes() {
+        report.warn(subject, note);
+    }
+    let is_owned = survey.record.as_ref().is_some_and(|record| record.state != OwnerState::Clean);
+    if survey.facts.forbidden && !is_owned {
+        let why = "changes of the image are forbidden by a cache that has it no more, so that `rbd` refuses them; opening it here, or \
+                   tidepool recover URI --accept-loss, ends that";
+        report.warn("guard", why);
+    }
+}
+
+/// Refuses a cache that an open would refuse by the record, the redo and the state of the image.
+fn check_owner(
+    site: &Site,
+    survey: &Survey,
+    holder: &Holder,
+    options: &OpenOptions,
+    continuity: &Continuity,
+) -> Result<(), BackendError> {
+    let (place, cache_uuid) = (&site.place, Uuid::from_bytes(options.cache_uuid));
+    if options.read_only {
+        survey.check_reader(place, cache_uuid)?;
+        return survey.check_whole(place, options);
+    }
+    survey.check_owner(place, cache_uuid)?;
+    survey.check_group_snapshots(place, cache_uuid)?;
+    survey.check_plugins(place, cache_uuid)?;
+    check_version(&place.what, &site.shelf(&survey.facts.id)?)?;
+    Fences::of_open(place, survey, holder, options, survey.own_fence_s(cache_uuid))?;
+    survey.check_whole(place, options)?;
+    if let Some(record) = &survey.record {
+        record.check_elsewhere(&place.what, options)?;
+        record.check_known(&place.what, options)?;
+        check_cache(site, survey, record, options)?;
+    }
+    continuity.check_dirty(&place.what, options)
+}
+
+/// Reports which fences stand.
+fn fences(cluster: &Cluster, record: Option<&Ownership>, report: &mut CheckReport) {
+    let fences = standing_fences(cluster, record);
     if !fences.is_empty() {
         let fences: Vec<String> = fences.iter().map(Fenced::to_string).collect();
         report.ok(
@@ -113,11 +142,6 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
             ),
         );
     }
-    if options.read_only {
-        report.would.push("open the image read-only, without lock and ownership".into());
-        return;
-    }
-    plan(&survey, &holder, &continuity, report);
 }
 
 /// The fences that the record lists and the cluster has. If the cluster does not report its fences,

@@ -6,8 +6,9 @@
 //! ([`Client`]), or nothing.
 
 use super::address::{self, Client};
-use super::cluster::{Blocklisted, Cluster, Locker};
-use super::place::Place;
+use super::cluster::{Blocklisted, Cluster};
+use super::place::{Place, Site};
+use super::pool::Locker;
 use super::survey::{FENCE_FOREIGN_S, FENCE_OWN_S, Holder, Survey};
 use crate::api::OpenOptions;
 use crate::error::BackendError;
@@ -39,31 +40,23 @@ pub(super) struct Fences {
 }
 
 impl Fences {
-    /// The clients that are fenced before the image is taken; this cache's own dead clients are
-    /// fenced for `own_s` seconds. `given_up`: the record's owner is given up, so all clients that
-    /// the record names are fenced, for [`FENCE_FOREIGN_S`] seconds. Claims that cannot be fenced
-    /// must have been removed from the record before ([`drop_unfit_claims`]).
-    pub(super) fn plan(
+    /// The clients that are fenced before an open takes the image; this cache's own dead clients are
+    /// fenced for `own_s` seconds. Claims that cannot be fenced must have been removed from the
+    /// record before ([`drop_unfit_claims`]).
+    pub(super) fn of_open(
         place: &Place,
         survey: &Survey,
         holder: &Holder,
         options: &OpenOptions,
         own_s: f64,
-        given_up: bool,
     ) -> Result<Fences, BackendError> {
         let mut fences = Fences::default();
-        let locker = match holder {
-            Holder::OurDead(locker) => Some((locker, own_s)),
-            Holder::Gone(locker) => Some((locker, FENCE_FOREIGN_S)),
-            Holder::Nobody | Holder::Live(_) | Holder::Manual(_) => None,
-        };
-        let locker = locker.map(|(locker, expire_s)| of_lock(place, locker).map(|client| (client, expire_s)));
-        let locker = locker.transpose()?;
+        let locker = of_holder(place, holder, own_s)?;
         if let Some(record) = &survey.record {
             // The cache itself knows its last client, and that client has the lock: it is the
             // client that the record should name.
             let is_known = matches!(holder, Holder::OurDead(locker) if survey.was_attached(options, locker));
-            if given_up || record.taken_from.is_some() {
+            if record.taken_from.is_some() {
                 fences.former = of_record(place, survey, record, FENCE_FOREIGN_S, true)?;
             } else if record.state == OwnerState::Open {
                 match of_record(place, survey, record, own_s, false) {
@@ -78,12 +71,31 @@ impl Fences {
                 }
             }
         }
-        if let Some((client, expire_s)) = locker
-            && !fences.all().any(|fence| fence.client == client)
-        {
-            fences.dead.push(Fence { client, expire_s, host: String::new(), boot_id: String::new() });
+        Ok(fences.and(locker))
+    }
+
+    /// The clients that are fenced before the image's owner is given up, or its record is made
+    /// another cache's: all that the record names. The owner is not proven dead, so these fences
+    /// last as long as that of a foreign client. As for claims, see [`Fences::of_open`].
+    pub(super) fn of_giving_up(
+        place: &Place,
+        survey: &Survey,
+        holder: &Holder,
+    ) -> Result<Fences, BackendError> {
+        let mut fences = Fences::default();
+        let locker = of_holder(place, holder, FENCE_FOREIGN_S)?;
+        if let Some(record) = &survey.record {
+            fences.former = of_record(place, survey, record, FENCE_FOREIGN_S, true)?;
         }
-        Ok(fences)
+        Ok(fences.and(locker))
+    }
+
+    /// These fences, and that of the lock's holder.
+    fn and(mut self, locker: Option<Fence>) -> Fences {
+        let known = |fence: &Fence| self.all().any(|other| other.client == fence.client);
+        let locker = locker.filter(|fence| !known(fence));
+        self.dead.extend(locker);
+        self
     }
 
     fn all(&self) -> impl Iterator<Item = &Fence> {
@@ -108,17 +120,36 @@ impl Fences {
     }
 
     /// Fences the clients that are fenced before the record is changed.
-    pub(super) fn set_former(&self, place: &Place, cluster: &Cluster) -> Result<(), BackendError> {
-        set(place, cluster, &self.former)
+    pub(super) fn set_former(&self, site: &Site) -> Result<(), BackendError> {
+        set(site, &self.former)
     }
 
-    /// Fences the other clients.
-    pub(super) fn set_dead(&self, place: &Place, cluster: &Cluster) -> Result<(), BackendError> {
-        set(place, cluster, &self.dead)
+    /// Fences the other clients, so that nothing arrives any more from clients that had the image,
+    /// and removes the lock of a dead client. Returns the version that the image's header has if no
+    /// other client has changed it since the survey.
+    pub(super) fn shut_out(
+        &self,
+        site: &Site,
+        survey: &Survey,
+        holder: &Holder,
+    ) -> Result<u64, BackendError> {
+        // A dead process of ours that has lost its lock may still have requests in flight, too.
+        set(site, &self.dead)?;
+        let mut version = survey.header_version;
+        if let Holder::OurDead(locker) | Holder::Gone(locker) = holder {
+            tracing::info!(image = %site.place.what, client = %locker.client, address = %locker.address, "a dead owner is fenced");
+            let broken = site.pool.break_lock(&survey.facts.header(), locker);
+            let broken = broken.map_err(site.failed("break the dead owner's lock"))?;
+            // If there was no lock to break, another client was faster. Then the header is not as
+            // the survey saw it.
+            version = broken.unwrap_or(version);
+        }
+        Ok(version)
     }
 }
 
-fn set(place: &Place, cluster: &Cluster, fences: &[Fence]) -> Result<(), BackendError> {
+fn set(site: &Site, fences: &[Fence]) -> Result<(), BackendError> {
+    let Site { place, cluster, .. } = site;
     fences.iter().try_for_each(|fence| cluster.blocklist(fence.client, fence.expire_s))?;
     let long: Vec<&Fence> = fences.iter().filter(|fence| fence.expire_s > FENCE_OWN_S).collect();
     if long.is_empty() {
@@ -223,6 +254,18 @@ fn unfit_owner(
     }
 }
 
+/// The fence of a holder of the lock that is dead or gone; this cache's own dead client is fenced for
+/// `own_s` seconds.
+fn of_holder(place: &Place, holder: &Holder, own_s: f64) -> Result<Option<Fence>, BackendError> {
+    let (locker, expire_s) = match holder {
+        Holder::OurDead(locker) => (locker, own_s),
+        Holder::Gone(locker) => (locker, FENCE_FOREIGN_S),
+        Holder::Nobody | Holder::Live(_) | Holder::Manual(_) => return Ok(None),
+    };
+    let client = of_lock(place, locker)?;
+    Ok(Some(Fence { client, expire_s, host: String::new(), boot_id: String::new() }))
+}
+
 fn of_lock(place: &Place, locker: &Locker) -> Result<Client, BackendError> {
     let Locker { client, cookie, address } = locker;
     Client::to_fence(address).map_err(|why| {
@@ -275,12 +318,8 @@ impl Survey {
 /// of this cache's own dead clients. Returns the fences that the record has to keep listing; those
 /// that an administrator has ended are not among them. A host's name proves little, so the client's
 /// IP address has to be that of this client (`own`), too.
-pub(super) fn end_former_boots(
-    place: &Place,
-    cluster: &Cluster,
-    own: &str,
-    listed: &[Fenced],
-) -> Vec<Fenced> {
+pub(super) fn end_former_boots(site: &Site, own: &str, listed: &[Fenced]) -> Vec<Fenced> {
+    let Site { place, cluster, .. } = site;
     let left = match standing(cluster, listed) {
         Ok(standing) => standing,
         Err(error) => {

@@ -15,14 +15,12 @@
 //! The OSDs' class sets only bits that it knows. So the header's keys are written directly, each
 //! only if it still has the value that was just read.
 
-use super::cluster::{IoCtx, Step};
 use super::guard;
+use super::image::OPERATION_UNKNOWN;
+use super::pool::{IoCtx, Step};
 use std::ffi::CStr;
 use std::io;
 
-/// Bit of the features that operations leave (`op_features`). Ceph assigns these bits from the
-/// lowest one, and has used six.
-pub(super) const OPERATION_UNKNOWN: u64 = 1 << 63;
 /// Feature bit: operations have left features (`op_features` is not 0).
 const FEATURE_OPERATIONS: u64 = 1 << 8;
 /// Keys of the header's omap; the value of each is a number.

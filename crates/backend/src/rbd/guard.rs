@@ -8,7 +8,7 @@
 //! notified: the owner's own handle does not see the bit and continues to write.
 //!
 //! If the handle reads its header again nevertheless (its watch was lost and renewed because an OSD
-//! was away), its writes fail with EROFS. [`super::attach::retake`] then proves that lock and
+//! was away), its writes fail with EROFS. [`super::retake::retake`] then proves that lock and
 //! ownership are still ours, and opens the image anew while the bit is lifted. Watchers are not
 //! notified then either: a client that has seen the guard must continue to see it.
 //!
@@ -18,8 +18,8 @@
 //! nothing: for librbd the image is in no group and does not migrate, and the OSDs' class refuses
 //! the commands with EEXIST. An image that the guard's bit cannot protect gets the keys alone.
 
-use super::cluster::{IoCtx, LOCK_NAME, Step};
 use super::image::FEATURE_NON_PRIMARY;
+use super::pool::{IoCtx, LOCK_NAME, Step};
 use std::ffi::CStr;
 use std::io;
 

@@ -1,7 +1,7 @@
 //! An open image, and the operations on it outside of the data path.
 
-use super::cluster::{IoCtx, c_string, check};
-use super::forbid::OPERATION_UNKNOWN;
+use super::cluster::{c_string, check};
+use super::pool::IoCtx;
 use super::sys::{self, ImageT, Rbd};
 use crate::snapshot::{Snapshot, SnapshotChange, SnapshotKind};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -22,6 +22,9 @@ pub(super) const FEATURE_NON_PRIMARY: u64 = 1 << 10;
 /// Feature bit: the image is being migrated (`rbd migration`), and not all of its data need be
 /// here.
 pub(super) const FEATURE_MIGRATING: u64 = 1 << 9;
+/// Bit of the features that operations leave: changes of the image are forbidden; see
+/// [`super::forbid`]. Ceph assigns these bits from the lowest one, and has used six.
+pub(super) const OPERATION_UNKNOWN: u64 = 1 << 63;
 /// Bit of the features that operations leave: the image is a member of a group.
 const OPERATION_GROUP: u64 = 1 << 2;
 

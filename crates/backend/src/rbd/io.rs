@@ -3,9 +3,9 @@
 //! librbd's threads report completions: the callback takes the return value, puts it into a bounded
 //! lock-free queue and wakes the reactor. Everything else happens on the reactor's thread.
 
-use super::attach::Retaken;
 use super::image::{Facts, Image};
 use super::owner::OwnerObject;
+use super::retake::Retaken;
 use super::sys::{self, CompletionT};
 use crate::api::{INFLIGHT_MAX, Transfer};
 use crate::error::BackendError;
@@ -28,9 +28,9 @@ const ZERO_BYTES: usize = 1 << 20;
 pub(super) enum Letter {
     /// librbd's return value for the slot of this index.
     Done(u16, isize),
-    /// The outcome of [`super::attach::retake`].
+    /// The outcome of [`super::retake::retake`].
     Retaken(Box<Retaken>),
-    /// The outcome of a change of the record: [`super::attach::disown`] or [`super::peer::name`].
+    /// The outcome of a change of the record: [`super::claim::disown`] or [`super::peer::name`].
     Recorded(Box<Result<(OwnerObject, Ownership), BackendError>>),
     /// The outcome of [`super::change::change`].
     Changed(Result<(), IoError>),

@@ -1,27 +1,22 @@
 //! Which objects an image or a snapshot has of its own, and which snapshot has the others.
 
-use super::cluster::{Cluster, IoCtx, check};
+use super::cluster::check;
 use super::image::{FEATURE_MIGRATING, FEATURE_OBJECT_MAP, Facts, Image};
 use super::object_map::ObjectMap;
-use super::place::Place;
+use super::place::Site;
+use super::pool::IoCtx;
 use super::{parent, sys};
 use crate::api::Layout;
 use std::io;
 use tidepool_engine::OwnObjects;
 
 /// Finds the layout of an image that no other client changes, or of its snapshot with this number.
-pub(super) fn find(
-    place: &Place,
-    cluster: &Cluster,
-    pool: &IoCtx,
-    (image, facts): (&Image, &Facts),
-    snapshot: Option<u64>,
-) -> Layout {
-    let found = own_objects(pool, image, facts, snapshot).and_then(|own| {
-        let parent = if own.is_some() { parent::find(place, cluster, image)? } else { None };
+pub(super) fn find(site: &Site, image: &Image, facts: &Facts, snapshot: Option<u64>) -> Layout {
+    let found = own_objects(&site.pool, image, facts, snapshot).and_then(|own| {
+        let parent = if own.is_some() { parent::find(site, image)? } else { None };
         Ok(Layout { own, parent })
     });
-    let image = &place.what;
+    let image = &site.place.what;
     match &found {
         Err(error) => tracing::warn!(
             %image, %error,

@@ -1,7 +1,8 @@
 //! An image that a kernel has mapped: whether another client can have written to it.
 
-use super::cluster::{Cluster, IoCtx};
+use super::cluster::Cluster;
 use super::image::FEATURE_EXCLUSIVE_LOCK;
+use super::pool::IoCtx;
 use std::io;
 use std::sync::Arc;
 

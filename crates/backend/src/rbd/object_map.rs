@@ -5,7 +5,7 @@
 //! The layout is that of Ceph's `src/common/bit_vector.hpp` with two bits for each object, stable
 //! since Ceph 0.93.
 
-use super::cluster::IoCtx;
+use super::pool::IoCtx;
 use std::io;
 
 /// Most objects of an image whose map is read: 64 TiB in objects of 4 MiB.

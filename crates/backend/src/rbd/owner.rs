@@ -1,6 +1,6 @@
 //! The ownership record of an image: a RADOS object beside it, changed by compare-and-set.
 
-use super::cluster::IoCtx;
+use super::pool::IoCtx;
 use crate::error::BackendError;
 use crate::record::{Ownership, RECORD_BYTES_MAX};
 use std::io;

@@ -2,7 +2,7 @@
 
 use super::cluster::{Cluster, check};
 use super::image::{Image, text};
-use super::place::Place;
+use super::place::Site;
 use super::sys;
 use crate::api::Parent;
 use crate::uri::BackendUri;
@@ -24,16 +24,16 @@ struct Named {
 }
 
 /// The parent of an image, if it has one whose cached data can be shared with other clones.
-pub(super) fn find(place: &Place, cluster: &Cluster, image: &Image) -> io::Result<Option<Parent>> {
+pub(super) fn find(site: &Site, image: &Image) -> io::Result<Option<Parent>> {
     let Some(parent) = named(image)?.filter(|parent| parent.has_name) else { return Ok(None) };
-    let name = snapshot_name(cluster, parent.pool_id, &parent.image_id, parent.snapshot_id)?;
+    let name = snapshot_name(&site.cluster, parent.pool_id, &parent.image_id, parent.snapshot_id)?;
     let uri = BackendUri::Rbd {
         pool: parent.pool,
         namespace: parent.namespace,
         image: parent.image,
         snapshot: Some(parent.snapshot),
-        conf: place.conf.clone(),
-        id: place.id.clone(),
+        conf: site.place.conf.clone(),
+        id: site.place.id.clone(),
     };
     Ok(Some(Parent { name, uri }))
 }

@@ -1,17 +1,17 @@
 //! The second copy's part in the ownership: the record names the cache of the copy, and that cache
 //! can make the image its own.
 
-use super::attach::{Claim, Point, reached};
-use super::cluster::{Cluster, IoCtx};
+use super::claim::Claim;
 use super::fence::Fences;
 use super::owner::OwnerObject;
-use super::place::Place;
-use super::survey::{FENCE_FOREIGN_S, Holder, Survey};
+use super::place::Site;
+use super::point::{Point, reached};
+use super::pool::IoCtx;
+use super::survey::{Holder, Survey};
 use crate::api::{OpenOptions, Peer, TakeOver};
 use crate::error::BackendError;
 use crate::record::Ownership;
 use crate::redo;
-use std::sync::Arc;
 
 /// Most attempts to change the record when other clients change it in between.
 const ATTEMPTS: u32 = 3;
@@ -25,8 +25,7 @@ pub(super) fn name(
     known: &OwnerObject,
     peer: Option<&Peer>,
 ) -> Result<(OwnerObject, Ownership), BackendError> {
-    let Claim { cluster, place, .. } = claim;
-    let pool = cluster.pool(&place.pool, &place.namespace)?;
+    let Site { place, pool, .. } = &claim.site()?;
     let mut outcome = Err(BackendError::Fenced { what: place.what.clone() });
     let known = known
         .seen()
@@ -34,7 +33,7 @@ pub(super) fn name(
         .map(|seen| (known, seen));
     let mut known = known.map(|(owner, seen)| (owner.clone(), seen.clone()));
     for _ in 0..ATTEMPTS {
-        let (mut owner, found) = known.take().map_or_else(|| read(claim, &pool), Ok)?;
+        let (mut owner, found) = known.take().map_or_else(|| read(claim, pool), Ok)?;
         found.check_peer(&place.what, peer)?;
         let wanted = claim.record.with_peer(peer.cloned());
         if found.peer.as_ref() == peer {
@@ -42,7 +41,7 @@ pub(super) fn name(
         }
         reached(Point::Naming)?;
         // The other fields may have been written meanwhile, and stay.
-        outcome = owner.swap(&pool, &found.with_peer(peer.cloned())).map(|()| (owner, wanted));
+        outcome = owner.swap(pool, &found.with_peer(peer.cloned())).map(|()| (owner, wanted));
         if !matches!(outcome, Err(BackendError::Locked { .. })) {
             break;
         }
@@ -60,8 +59,7 @@ pub(super) fn before_release(
     if clean {
         return name(claim, known, None);
     }
-    let pool = claim.cluster.pool(&claim.place.pool, &claim.place.namespace)?;
-    let (owner, found) = read(claim, &pool)?;
+    let (owner, found) = read(claim, &claim.site()?.pool)?;
     Ok((owner, claim.record.with_peer(found.peer)))
 }
 
@@ -84,57 +82,41 @@ fn read(claim: &Claim, pool: &IoCtx) -> Result<(OwnerObject, Ownership), Backend
 
 /// Makes the record the peer's, with a client that has an owner's rights; see [`crate::take_over`].
 /// Whatever would keep the open that follows from taking the image is checked before.
-pub(super) fn take_over(
-    place: &Place,
-    cluster: &Arc<Cluster>,
-    pool: &IoCtx,
-    how: &TakeOver,
-) -> Result<Ownership, BackendError> {
-    let mut survey = Survey::take(place, cluster, pool)?;
-    survey.check_kind(place)?;
-    survey.drop_unfit_claims(place);
-    let taken = take_in(&mut survey, place, cluster, how)?;
-    survey.owner.swap(pool, &taken)?;
+pub(super) fn take_over(site: &Site, how: &TakeOver) -> Result<Ownership, BackendError> {
+    let mut survey = Survey::take(site)?;
+    survey.check_kind(&site.place)?;
+    survey.drop_unfit_claims(&site.place);
+    let taken = take_in(&mut survey, site, how)?;
+    survey.owner.swap(&site.pool, &taken)?;
     Ok(taken)
 }
 
 /// The first part of opening an image that is to be taken over. If a client has to be fenced, the
 /// record is changed before that. Otherwise the record changes with the first write of the open.
-pub(super) fn take_first(
-    survey: &mut Survey,
-    place: &Place,
-    cluster: &Arc<Cluster>,
-    pool: &IoCtx,
-    how: &TakeOver,
-) -> Result<(), BackendError> {
+pub(super) fn take_first(survey: &mut Survey, site: &Site, how: &TakeOver) -> Result<(), BackendError> {
     if survey.record.as_ref().is_some_and(|record| record.is_by(how.cache_uuid)) {
         return Ok(());
     }
-    let taken = take_in(survey, place, cluster, how)?;
+    let taken = take_in(survey, site, how)?;
     if taken.clients.named().next().is_some() {
-        survey.owner.swap(pool, &taken)?;
+        survey.owner.swap(&site.pool, &taken)?;
     }
     Ok(())
 }
 
 /// Checks whether the image can be taken over, and lets the survey continue with the record after
 /// the takeover.
-fn take_in(
-    survey: &mut Survey,
-    place: &Place,
-    cluster: &Arc<Cluster>,
-    how: &TakeOver,
-) -> Result<Ownership, BackendError> {
+fn take_in(survey: &mut Survey, site: &Site, how: &TakeOver) -> Result<Ownership, BackendError> {
+    let place = &site.place;
     let Some(before) = &survey.record else {
         let why = "it has no ownership record".into();
         return Err(BackendError::NotPeer { what: place.what.clone(), why });
     };
     let taken = before.taken_over(&place.what, how)?;
     // The former owner's client, and the boot of its host, are still known here.
-    let fences =
-        Fences::plan(place, survey, &Holder::Nobody, &OpenOptions::default(), FENCE_FOREIGN_S, true)?;
+    let fences = Fences::of_giving_up(place, survey, &Holder::Nobody)?;
     let taken = taken.with_fences(&fences.listed());
-    redo::check_version(&place.what, &super::shelf(place, cluster, &survey.facts.id)?)?;
+    redo::check_version(&place.what, &site.shelf(&survey.facts.id)?)?;
     let options = OpenOptions { cache_uuid: how.cache_uuid, ..OpenOptions::default() };
     survey.record = Some(taken.clone());
     survey.check_lock(place, &survey.holder(&options), &options)?;

@@ -1,7 +1,9 @@
-//! Where an image is: the parts of an `rbd:` URI.
+//! Where an image is: the parts of an `rbd:` URI, and the way to it.
 
-use super::cluster::{Cluster, IoCtx, grant};
+use super::cluster::{Cluster, grant};
 use super::image::{Access, Facts, Image};
+use super::pool::IoCtx;
+use super::redo::RadosShelf;
 use crate::error::BackendError;
 use crate::uri::BackendUri;
 use std::io;
@@ -29,6 +31,14 @@ pub(super) struct Place {
     pub(super) id: Option<String>,
 }
 
+/// An image's place, with a client of its cluster and a handle of its pool.
+pub(super) struct Site {
+    pub(super) place: Place,
+    // Dropped in this order: no pool without a client.
+    pub(super) pool: IoCtx,
+    pub(super) cluster: Arc<Cluster>,
+}
+
 impl Place {
     /// The place that a URI names; `None` for a URI of another kind.
     pub(super) fn of(uri: &BackendUri) -> Option<Place> {
@@ -51,32 +61,9 @@ impl Place {
     }
 
     /// Connects with a RADOS client of its own for this image.
-    pub(super) fn connect(&self) -> Result<(Arc<Cluster>, IoCtx), BackendError> {
-        let cluster = Arc::new(Cluster::connect(&self.what, self.conf.as_deref(), self.id.as_deref())?);
-        let pool = cluster.pool(&self.pool, &self.namespace)?;
-        Ok((cluster, pool))
-    }
-
-    /// The image's id, which is part of the names of all its objects. It is the content of the
-    /// object that has the image's name.
-    pub(super) fn image_id(&self, cluster: &Cluster, pool: &IoCtx) -> Result<String, BackendError> {
-        let object = format!("rbd_id.{}", self.image);
-        let found =
-            pool.read(&object, ID_BYTES_MAX).map_err(|e| self.error(cluster, "read the image's id", e))?;
-        // The length of the id stands before it.
-        let id = found.as_ref().and_then(|(bytes, _)| std::str::from_utf8(bytes.get(4..)?).ok());
-        match id.filter(|id| !id.is_empty()) {
-            Some(id) => Ok(id.to_owned()),
-            // librbd gives the better error when it opens the image.
-            None => self.facts(cluster, pool).map(|facts| facts.id),
-        }
-    }
-
-    /// Facts about the image. Changes nothing.
-    pub(super) fn facts(&self, cluster: &Cluster, pool: &IoCtx) -> Result<Facts, BackendError> {
-        let image = Image::open(&cluster.libraries().rbd, pool, &self.image, Access::Read);
-        let image = image.map_err(|e| self.error(cluster, OPEN, e))?;
-        image.facts().map_err(|e| self.error(cluster, "read the image's header", e))
+    pub(super) fn connect(&self) -> Result<Site, BackendError> {
+        let cluster = Cluster::connect(&self.what, self.conf.as_deref(), self.id.as_deref())?;
+        Site::new(self.clone(), Arc::new(cluster))
     }
 
     /// The error for an image that has been put into a group, or is being migrated.
@@ -129,5 +116,49 @@ impl Place {
             Some(libc::ENOSYS) if action == OPEN => self.has_plugins(),
             _ => BackendError::io(what, action, e),
         }
+    }
+}
+
+impl Site {
+    /// The place, reached by this client.
+    pub(super) fn new(place: Place, cluster: Arc<Cluster>) -> Result<Site, BackendError> {
+        let pool = cluster.pool(&place.pool, &place.namespace)?;
+        Ok(Site { place, pool, cluster })
+    }
+
+    /// The image's id, which is part of the names of all its objects. It is the content of the
+    /// object that has the image's name.
+    pub(super) fn image_id(&self) -> Result<String, BackendError> {
+        let object = format!("rbd_id.{}", self.place.image);
+        let found = self.pool.read(&object, ID_BYTES_MAX).map_err(self.failed("read the image's id"))?;
+        // The length of the id stands before it.
+        let id = found.as_ref().and_then(|(bytes, _)| std::str::from_utf8(bytes.get(4..)?).ok());
+        match id.filter(|id| !id.is_empty()) {
+            Some(id) => Ok(id.to_owned()),
+            // librbd gives the better error when it opens the image.
+            None => self.facts().map(|facts| facts.id),
+        }
+    }
+
+    /// Opens the image.
+    pub(super) fn open(&self, access: Access<'_>) -> io::Result<Image> {
+        Image::open(&self.cluster.libraries().rbd, &self.pool, &self.place.image, access)
+    }
+
+    /// Facts about the image. Changes nothing.
+    pub(super) fn facts(&self) -> Result<Facts, BackendError> {
+        let image = self.open(Access::Read).map_err(self.failed(OPEN))?;
+        image.facts().map_err(self.failed("read the image's header"))
+    }
+
+    /// The place of the redo of the image with this id.
+    pub(super) fn shelf(&self, id: &str) -> Result<RadosShelf, BackendError> {
+        let pool = || self.cluster.pool(&self.place.pool, &self.place.namespace);
+        Ok(RadosShelf::new(pool()?, pool()?, id))
+    }
+
+    /// Makes the errors of an action that fails in RADOS or librbd.
+    pub(super) fn failed(&self, action: &'static str) -> impl Fn(io::Error) -> BackendError + '_ {
+        move |e| self.place.error(&self.cluster, action, e)
     }
 }

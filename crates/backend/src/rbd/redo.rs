@@ -1,6 +1,6 @@
 //! The redo of an image: RADOS objects beside it, written by the image's own client.
 
-use super::cluster::IoCtx;
+use super::pool::IoCtx;
 use crate::redo::{DOCUMENT_BYTES_MAX, FRAME_STRIDE, Shelf};
 use std::io;
 use std::sync::{Mutex, PoisonError};

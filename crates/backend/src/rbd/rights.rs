@@ -1,8 +1,9 @@
 //! The rights that a client needs. Each is tried on an object that does not exist, so that nothing
 //! changes.
 
-use super::cluster::{Cluster, IoCtx, Locker, grant};
-use super::place::Place;
+use super::cluster::{Cluster, grant};
+use super::place::Site;
+use super::pool::Locker;
 use crate::error::BackendError;
 use std::io;
 use std::sync::Arc;
@@ -13,13 +14,9 @@ const PROBE: &str = "tidepool_owner.check";
 const CHILDREN: &str = "rbd_children";
 
 /// Fails with the first right that the client lacks.
-pub(super) fn check(
-    place: &Place,
-    cluster: &Cluster,
-    pool: &IoCtx,
-    read_only: bool,
-) -> Result<(), BackendError> {
-    let lacks = |letter, to: &'static str| move |e| denied(place, cluster, letter, to, e);
+pub(super) fn check(site: &Site, read_only: bool) -> Result<(), BackendError> {
+    let Site { pool, cluster, .. } = site;
+    let lacks = |letter, to: &'static str| move |e| denied(site, letter, to, e);
     absent(pool.version(PROBE)).map_err(lacks('r', "read from the pool"))?;
     absent(pool.locker(PROBE)).map_err(lacks('x', "read headers of images"))?;
     if read_only {
@@ -50,17 +47,12 @@ fn absent<T>(outcome: io::Result<T>) -> io::Result<()> {
     }
 }
 
-fn denied(
-    place: &Place,
-    cluster: &Cluster,
-    letter: char,
-    action: &'static str,
-    e: io::Error,
-) -> BackendError {
+fn denied(site: &Site, letter: char, action: &'static str, e: io::Error) -> BackendError {
     if !matches!(e.raw_os_error(), Some(libc::EACCES | libc::EPERM)) {
-        return place.error(cluster, action, e);
+        return site.failed(action)(e);
     }
-    let (user, pool) = (cluster.user(), &place.pool);
+    let place = &site.place;
+    let (user, pool) = (site.cluster.user(), &place.pool);
     let why = format!(
         "client.{user} may not {action}: `{letter}` is missing in its osd capabilities; grant it: {}",
         grant(user, pool)

@@ -1,7 +1,6 @@
 //! What is known about an image before it is taken, and which client holds its lock.
 
 use super::address;
-use super::cluster::{Cluster, IoCtx, LOCK_TAG_MANAGED, Locker};
 use super::forbid;
 use super::guard;
 use super::image::{
@@ -9,12 +8,12 @@ use super::image::{
     PERSISTENT_CACHE, plugins_of_pool,
 };
 use super::owner::OwnerObject;
-use super::place::Place;
+use super::place::{Place, Site};
+use super::pool::{LOCK_TAG_MANAGED, Locker};
 use crate::api::OpenOptions;
 use crate::error::BackendError;
 use crate::record::{Continuity, ImageStamp, OwnerState, Ownership};
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 use tidepool_engine::api::SECTOR_BYTES;
 use uuid::Uuid;
 
@@ -69,16 +68,16 @@ pub(super) enum Holder {
 }
 
 impl Survey {
-    pub(super) fn take(place: &Place, cluster: &Arc<Cluster>, pool: &IoCtx) -> Result<Survey, BackendError> {
-        let mut facts = place.facts(cluster, pool)?;
+    pub(super) fn take(site: &Site) -> Result<Survey, BackendError> {
+        let Site { place, pool, cluster } = site;
+        let mut facts = site.facts()?;
         if facts.plugins.is_none() {
             let of_pool = plugins_of_pool(&cluster.libraries().rbd, &cluster.pool(&place.pool, "")?);
-            facts.plugins = of_pool.map_err(|e| place.error(cluster, "read the pool's settings", e))?;
+            facts.plugins = of_pool.map_err(site.failed("read the pool's settings"))?;
         }
         let header = facts.header();
-        let version =
-            pool.version(&header).map_err(|e| place.error(cluster, "read the image's header", e))?;
-        let lock = pool.lock(&header).map_err(|e| place.error(cluster, "read the image's lock", e))?;
+        let version = pool.version(&header).map_err(site.failed("read the image's header"))?;
+        let lock = pool.lock(&header).map_err(site.failed("read the image's lock"))?;
         let (locker, lock_tag) = lock;
         let (owner, record) = OwnerObject::read(&place.what, pool, &facts.owner())?;
         Ok(Survey { facts, header_version: version, locker, lock_tag, owner, record })
@@ -96,13 +95,13 @@ impl Survey {
 
     /// Sets the guard of an image of this cache that is half rolled back, if a kill has left the
     /// guard lifted: other clients must not use the image as if it were complete.
-    pub(super) fn guard_half(&self, place: &Place, pool: &IoCtx, holder: &Holder, cache_uuid: Uuid) {
+    pub(super) fn guard_half(&self, site: &Site, holder: &Holder, cache_uuid: Uuid) {
         let is_half = self.own_record(cache_uuid).is_some_and(|record| record.rollback.is_some());
         let is_ours = matches!(holder, Holder::Nobody | Holder::OurDead(_));
         if !is_half || !is_ours {
             return;
         }
-        let header = self.facts.header();
+        let (Site { place, pool, .. }, header) = (site, self.facts.header());
         let guarded = match self.can_guard() {
             true if self.guarded() => Ok(()),
             true => guard::set(pool, &header).map(drop),
@@ -295,6 +294,17 @@ impl Survey {
         let own = self.own_clients(options);
         let stranger = |watcher: &&str| !own.iter().any(|client| address::same(client, watcher));
         self.facts.watchers.iter().map(String::as_str).filter(stranger).collect()
+    }
+
+    /// Refuses an image that its owner still has open.
+    pub(super) fn refuse_live(&self, place: &Place, owner: &Ownership) -> Result<(), BackendError> {
+        let watches = |client: &&String| self.facts.watchers.iter().any(|w| address::same(w, client));
+        let Some(client) = owner.clients.named().find(watches) else { return Ok(()) };
+        let holder = format!(
+            "cache {} on host {} has it open ({client}); remove the volume there first (if it has died, it is forgotten after 30 s)",
+            owner.cache_uuid, owner.host
+        );
+        Err(BackendError::Locked { what: place.what.clone(), holder })
     }
 
     /// Refuses an image whose lock is held by a client that is alive, and an image that another

@@ -98,8 +98,8 @@ pub(super) fn a_record_that_names_more_than_clients_fences_the_real_owner_alone(
     bury(&place);
     lab.ceph(&["osd", "blocklist", "rm", &claims[0]]).expect("fenced no more");
     forge(&place, with_unfit_claims);
-    let (cluster, pool) = place.connect().expect("a client");
-    assert!(attach::abandon(&place, &cluster, &pool).expect("given up").is_some());
+    let site = place.connect().expect("a client");
+    assert!(abandon::abandon(&site).expect("given up").is_some());
     assert!(fenced_until(lab, &claims[0]).is_some(), "the one that was about to take it");
     nothing_else_is_fenced(lab);
     assert!(!guarded(&place));
@@ -134,12 +134,12 @@ pub(super) fn an_owner_that_cannot_be_fenced_is_not_passed_over(lab: &Lab) {
     for unfit in UNFIT {
         forge_owner(&place, unfit);
         let before = record(&place);
-        let (cluster, pool) = place.connect().expect("a client");
+        let site = place.connect().expect("a client");
         let lines = [
             open_place(place.clone(), &options()).err(),
             open_place(place.clone(), &known).err(),
             take_over(&place, generation, true).err(),
-            attach::abandon(&place, &cluster, &pool).err(),
+            abandon::abandon(&site).err(),
         ];
         for line in lines.map(|error| error.expect("it is refused").to_string()) {
             assert!(
@@ -166,14 +166,14 @@ pub(super) fn an_owner_that_cannot_be_fenced_is_not_passed_over(lab: &Lab) {
 pub(super) fn a_lock_whose_holder_cannot_be_fenced_is_not_broken(lab: &Lab) {
     let place = place(lab, "forged-lock");
     let (backend, ..) = open_place(place.clone(), &options()).expect("opened");
-    let (cluster, pool) = place.connect().expect("a client");
-    let mut survey = Survey::take(&place, &cluster, &pool).expect("a survey");
+    let site = place.connect().expect("a client");
+    let mut survey = Survey::take(&site).expect("a survey");
     for unfit in UNFIT {
         survey.locker.as_mut().expect("a locker").address = unfit.into();
         survey.record = None;
         let holder = survey.holder(&options());
         assert!(matches!(holder, survey::Holder::Gone(_)), "{unfit}: {holder:?}");
-        let refused = crate::rbd::fence::Fences::plan(&place, &survey, &holder, &options(), 1.0, false);
+        let refused = crate::rbd::fence::Fences::of_open(&place, &survey, &holder, &options(), 1.0);
         let line = refused.expect_err("it is refused").to_string();
         assert!(line.contains(unfit) && line.contains("rbd lock rm"), "{line}");
     }
@@ -259,9 +259,9 @@ pub(super) fn a_long_fence_is_listed_and_ends_when_its_host_was_restarted(lab: &
         before.iter().all(|(address, _)| now.iter().any(|(fenced, _)| fenced == address))
     };
     assert_eq!((is_there(&before), record(&place).clients.fenced.len()), (true, 2));
-    let (cluster, _) = least.connect().expect("a client");
+    let site = least.connect().expect("a client");
     let refused =
-        cluster.unblocklist(address::Client::of(&client).expect("an address")).expect_err("no right");
+        site.cluster.unblocklist(address::Client::of(&client).expect("an address")).expect_err("no right");
     assert_eq!(refused.errno(), IoError::Errno(libc::EACCES));
 
     let (backend, ..) = open_place(place.clone(), &options()).expect("free");
@@ -335,10 +335,10 @@ pub(super) fn an_own_client_of_a_former_boot_is_fenced_for_a_year(lab: &Lab) {
     assert_eq!((record(&place).clients.fenced, fenced_until(lab, &client)), (found, Some(entry)));
 
     // Ceph neither prolongs nor shortens a fence.
-    let (cluster, _) = place.connect().expect("a client");
+    let site = place.connect().expect("a client");
     let short = address::Client::to_fence("10.0.0.3:0/79").expect("an address");
     for expire_s in [3600.0, 86_400.0, 60.0] {
-        cluster.blocklist(short, expire_s).expect("fenced");
+        site.cluster.blocklist(short, expire_s).expect("fenced");
     }
     let entry = cluster_entry(&place, "10.0.0.3:0/79");
     assert!((until(3000) as i64..until(3700) as i64).contains(&entry), "{entry}");
@@ -356,8 +356,8 @@ pub(super) fn an_own_client_of_a_former_boot_is_fenced_for_a_year(lab: &Lab) {
 
 /// When the fence of a client expires, as [`cluster::Blocklisted`] reads it.
 fn cluster_entry(place: &Place, client: &str) -> i64 {
-    let (cluster, _) = place.connect().expect("a client");
-    let listed = cluster.blocklisted().expect("a list");
+    let site = place.connect().expect("a client");
+    let listed = site.cluster.blocklisted().expect("a list");
     let entry = listed.iter().find(|entry| address::same(&entry.address, client)).expect("it is fenced");
     entry.until_unix_s().expect("a time")
 }

@@ -13,8 +13,8 @@ fn journaled(lab: &Lab, image: &str) -> Place {
 }
 
 fn forbidden(place: &Place) -> bool {
-    let (cluster, pool) = place.connect().expect("a second client");
-    Survey::take(place, &cluster, &pool).expect("a survey").facts.forbidden
+    let site = place.connect().expect("a second client");
+    Survey::take(&site).expect("a survey").facts.forbidden
 }
 
 /// The journal repeats a change whose end was not recorded, through a handle that may change the
@@ -72,9 +72,9 @@ pub(super) fn what_others_change_in_the_moment_of_a_change_is_seen(lab: &Lab) {
         let place = journaled(lab, image);
         let (mut backend, ..) = open_place(place.clone(), &options()).expect("opened");
         assert_eq!(write(&mut backend, 1), (Ok(()), false));
-        let (_cluster, _pool, other) = {
-            let (image, pool, cluster) = stranger(&place);
-            (cluster, pool, Arc::new(image))
+        let (_site, other) = {
+            let (image, site) = stranger(&place);
+            (site, Arc::new(image))
         };
         let (visited, guest) = (place.clone(), Arc::clone(&other));
         at(Point::Exposed, move || {
@@ -110,14 +110,14 @@ pub(super) fn what_others_change_in_the_moment_of_a_change_is_seen(lab: &Lab) {
 /// removes it too.
 pub(super) fn a_bit_that_was_left_is_taken_away(lab: &Lab) {
     let place = place(lab, "left-forbidden");
-    let (cluster, pool) = place.connect().expect("a second client");
-    let header = Survey::take(&place, &cluster, &pool).expect("a survey").facts.header();
+    let site = place.connect().expect("a second client");
+    let header = Survey::take(&site).expect("a survey").facts.header();
     let leave = || {
-        forbid::set(&pool, &header).expect("forbidden");
+        forbid::set(&site.pool, &header).expect("forbidden");
         assert!(lab.rbd(&["snap", "create", "--no-progress", "left-forbidden@new"]).is_err());
     };
     leave();
-    attach::abandon(&place, &cluster, &pool).expect("there is nothing to give up");
+    abandon::abandon(&site).expect("there is nothing to give up");
     assert!(!forbidden(&place), "without a record");
     leave();
     let (mut backend, ..) = open_place(place.clone(), &options()).expect("opened");
@@ -125,7 +125,7 @@ pub(super) fn a_bit_that_was_left_is_taken_away(lab: &Lab) {
     close(backend, true);
     assert!(!forbidden(&place), "after a clean release");
     leave();
-    attach::abandon(&place, &cluster, &pool).expect("there is nothing to give up");
+    abandon::abandon(&site).expect("there is nothing to give up");
     assert!(!forbidden(&place), "with a clean record");
     lab.rbd(&["snap", "create", "--no-progress", "left-forbidden@new"]).expect("everybody may");
 }
@@ -179,8 +179,8 @@ pub(super) fn an_image_that_librbd_caches_is_refused(lab: &Lab) {
     let refused = open_place(place.clone(), &options()).err().expect("it is refused").to_string();
     assert!(refused.contains("rbd config image remove") && !refused.contains('\n'), "{refused}");
     // Where librbd has no such plugin, `rbd` cannot open the image to remove the setting.
-    let (cluster, pool) = place.connect().expect("a client");
-    let id = place.image_id(&cluster, &pool).expect("an id");
+    let site = place.connect().expect("a client");
+    let id = site.image_id().expect("an id");
     let header = format!("rbd_header.{id}");
     let key = "metadata_conf_rbd_plugins";
     lab.rados(&["--pool", lab.pool(), "rmomapkey", &header, key]).expect("no setting");

@@ -41,9 +41,9 @@ pub(super) fn take_over(
     generation: u64,
     accept_loss: bool,
 ) -> Result<Ownership, BackendError> {
-    let (cluster, pool) = place.connect().expect("a client");
+    let site = place.connect().expect("a client");
     let how = TakeOver { cache_uuid: other().cache_uuid, generation, accept_loss, ..TakeOver::default() };
-    super::super::peer::take_over(place, &cluster, &pool, &how)
+    super::super::peer::take_over(&site, &how)
 }
 
 pub(super) fn by_peer(generation: u64) -> OpenOptions {
@@ -52,10 +52,10 @@ pub(super) fn by_peer(generation: u64) -> OpenOptions {
 
 /// Replaces the record by a changed one.
 pub(super) fn forge(place: &Place, change: impl FnOnce(Ownership) -> Ownership) {
-    let (cluster, pool) = place.connect().expect("a client");
-    let mut survey = Survey::take(place, &cluster, &pool).expect("a survey");
+    let site = place.connect().expect("a client");
+    let mut survey = Survey::take(&site).expect("a survey");
     let record = change(survey.record.clone().expect("a record"));
-    survey.owner.swap(&pool, &record).expect("a record");
+    survey.owner.swap(&site.pool, &record).expect("a record");
 }
 
 /// The first byte of the image, read by a separate client.
@@ -290,8 +290,8 @@ pub(super) fn an_open_after_a_takeover_can_be_cut_short_anywhere(lab: &Lab) {
     let place = place(lab, "taken-cut");
     let (mut old, generation) = in_sync(&place);
     take_over(&place, generation, false).expect("taken over");
-    let (cluster, pool) = place.connect().expect("a client");
-    let survey = || Survey::take(&place, &cluster, &pool).expect("a survey");
+    let site = place.connect().expect("a client");
+    let survey = || Survey::take(&site).expect("a survey");
     let cut = |point: Point| {
         let place = place.clone();
         killed_at(point, move || open_place(place, &by_peer(generation)).err());
