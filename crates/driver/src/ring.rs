@@ -49,6 +49,11 @@ impl Completion {
     }
 }
 
+/// Length in bytes of a read or write of this memory, as the kernel takes it.
+fn request_len(memory: *const [u8]) -> u32 {
+    u32::try_from(memory.len()).expect("the kernel counts the bytes of a request in 32 bits")
+}
+
 /// An io_uring and the region of memory that is registered with it.
 pub struct Ring {
     ring: IoUring,
@@ -167,13 +172,16 @@ impl Ring {
         self.kept.extend(self.ring.completion().map(Completion::of));
     }
 
-    /// Reads `len` bytes at `offset` of a file.
+    /// Reads as many bytes as `memory` holds, at `offset` of a file.
     ///
     /// # Safety
-    /// `ptr..ptr + len` is valid, and nothing else reads or writes this memory until the completion
-    /// is reaped.
-    pub unsafe fn read(&mut self, user: u64, fd: BorrowedFd<'_>, offset: u64, ptr: *mut u8, len: u32) {
-        let fd = Fd(fd.as_raw_fd());
+    /// `memory` is valid, and nothing else reads or writes this memory until the completion is
+    /// reaped.
+    ///
+    /// # Panics
+    /// If the memory is longer than one request of the kernel can be.
+    pub unsafe fn read(&mut self, user: u64, fd: BorrowedFd<'_>, offset: u64, memory: *mut [u8]) {
+        let (fd, ptr, len) = (Fd(fd.as_raw_fd()), memory.cast::<u8>(), request_len(memory));
         let entry = match self.registered(ptr, len as usize) {
             Some(piece) => opcode::ReadFixed::new(fd, ptr, len, piece).offset(offset).build(),
             None => opcode::Read::new(fd, ptr, len).offset(offset).build(),
@@ -183,21 +191,24 @@ impl Ring {
         unsafe { self.push(entry.user_data(user)) };
     }
 
-    /// Writes `len` bytes at `offset` of a file. With `dsync`, the write completes when the data is
-    /// on stable media.
+    /// Writes `memory` at `offset` of a file. With `dsync`, the write completes when the data is on
+    /// stable media.
     ///
     /// # Safety
-    /// `ptr..ptr + len` is valid and does not change until the completion is reaped.
+    /// `memory` is valid and does not change until the completion is reaped.
+    ///
+    /// # Panics
+    /// If the memory is longer than one request of the kernel can be.
     pub unsafe fn write(
         &mut self,
         user: u64,
         fd: BorrowedFd<'_>,
         offset: u64,
-        ptr: *const u8,
-        len: u32,
+        memory: *const [u8],
         dsync: bool,
     ) {
-        let (fd, flags) = (Fd(fd.as_raw_fd()), if dsync { libc::RWF_DSYNC } else { 0 });
+        let (fd, ptr, len) = (Fd(fd.as_raw_fd()), memory.cast::<u8>(), request_len(memory));
+        let flags = if dsync { libc::RWF_DSYNC } else { 0 };
         let entry = match self.registered(ptr, len as usize) {
             Some(piece) => {
                 opcode::WriteFixed::new(fd, ptr, len, piece).offset(offset).rw_flags(flags).build()
@@ -313,6 +324,7 @@ mod tests {
     use std::io::Write;
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
+    use std::ptr::{slice_from_raw_parts, slice_from_raw_parts_mut};
     use tidepool_engine::mem::AlignedBuf;
 
     fn wait(ring: &mut Ring) -> (u64, i32) {
@@ -340,12 +352,12 @@ mod tests {
             }
             // SAFETY: both halves of the memory stay valid and untouched until the completions are
             // reaped.
-            unsafe { ring.write(1, file.as_fd(), 4096, ptr, 4096, true) };
+            unsafe { ring.write(1, file.as_fd(), 4096, slice_from_raw_parts(ptr, 4096), true) };
             assert_eq!(wait(&mut ring), (1, 4096));
             ring.datasync(2, file.as_fd());
             assert_eq!(wait(&mut ring), (2, 0));
             // SAFETY: as for the write above.
-            unsafe { ring.read(3, file.as_fd(), 0, ptr.wrapping_add(8192), 8192) };
+            unsafe { ring.read(3, file.as_fd(), 0, slice_from_raw_parts_mut(ptr.wrapping_add(8192), 8192)) };
             assert_eq!(wait(&mut ring), (3, 8192));
             drop(ring);
             assert!(memory[8192..12288].iter().all(|b| *b == 0));

@@ -72,13 +72,14 @@ impl Transfer {
     }
 
     fn start(&self, ring: &mut Ring, user: u64, fd: BorrowedFd<'_>, arena: *mut u8) {
-        let (at, left) = (self.offset + u64::from(self.done), self.bytes_left());
-        let memory = arena.wrapping_add((self.buf.offset + self.done) as usize);
+        let at = self.offset + u64::from(self.done);
+        let first = arena.wrapping_add((self.buf.offset + self.done) as usize);
+        let memory = std::ptr::slice_from_raw_parts_mut(first, self.bytes_left() as usize);
         match self.kind {
             // SAFETY: the core leaves the buffer alone until it is told that the transfer has ended.
-            Kind::Read => unsafe { ring.read(user, fd, at, memory, left) },
+            Kind::Read => unsafe { ring.read(user, fd, at, memory) },
             // SAFETY: as above.
-            Kind::Write { dsync } => unsafe { ring.write(user, fd, at, memory, left, dsync) },
+            Kind::Write { dsync } => unsafe { ring.write(user, fd, at, memory, dsync) },
             Kind::Sync => ring.datasync(user, fd),
         }
     }
