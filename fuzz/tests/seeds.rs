@@ -116,7 +116,8 @@ fn replies() {
     };
     add(reply::data(&mut head, 0, 0, 512, false), &head.clone(), 512);
     add(reply::hole(&mut head, 0, 512, 3584, true), &head.clone(), 0);
-    add(reply::error_at(&mut head, 1, Errno::Io, 8192, "a bad sector", true), &head.clone(), 0);
+    let fault = reply::Fault { errno: Errno::Io, offset: 8192, message: "a bad sector" };
+    add(reply::error_at(&mut head, 1, &fault, true), &head.clone(), 0);
     let mut chunk = [0; 256];
     let mut status = reply::BlockStatus::new(&mut chunk, 2, 1, 1 << 20, false);
     status.push(4096, 0);

@@ -69,14 +69,25 @@ pub fn error(out: &mut Head, structured: bool, cookie: u64, errno: Errno, messag
         .used()
 }
 
-/// Reports a failure at byte `offset` of the export; for structured replies only.
-pub fn error_at(out: &mut Head, cookie: u64, errno: Errno, offset: u64, message: &str, done: bool) -> usize {
-    let message = cut(message, MESSAGE_BYTES_MAX);
+/// A failure that concerns one place of the export.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fault<'a> {
+    /// The error that the client gets.
+    pub errno: Errno,
+    /// The first byte of the export that could not be read or written.
+    pub offset: u64,
+    /// What a person reads about the failure.
+    pub message: &'a str,
+}
+
+/// Reports a failure at one place of the export; for structured replies only.
+pub fn error_at(out: &mut Head, cookie: u64, fault: &Fault<'_>, done: bool) -> usize {
+    let message = cut(fault.message, MESSAGE_BYTES_MAX);
     chunk(out, done, wire::REPLY_ERROR_OFFSET, cookie, 14 + message.len() as u32)
-        .u32(errno.code())
+        .u32(fault.errno.code())
         .u16(message.len() as u16)
         .bytes(message.as_bytes())
-        .u64(offset)
+        .u64(fault.offset)
         .used()
 }
 
@@ -180,7 +191,7 @@ mod tests {
             out[..used],
             *b"\x66\x8e\x33\xef\0\x01\x80\x01\0\0\0\0\0\0\0\x05\0\0\0\x08\0\0\0\x05\0\x02no"
         );
-        let used = error_at(&mut out, 6, Errno::Io, 9, "", false);
+        let used = error_at(&mut out, 6, &Fault { errno: Errno::Io, offset: 9, message: "" }, false);
         assert_eq!(
             out[..used],
             *b"\x66\x8e\x33\xef\0\0\x80\x02\0\0\0\0\0\0\0\x06\0\0\0\x0e\0\0\0\x05\0\0\0\0\0\0\0\0\0\x09"
@@ -191,7 +202,8 @@ mod tests {
     fn long_messages_are_cut_between_characters() {
         let mut out = [0; HEAD_BYTES_MAX];
         let long = "é".repeat(1000);
-        assert_eq!(error_at(&mut out, 1, Errno::Io, 0, &long, true), HEAD_BYTES_MAX);
+        let fault = Fault { errno: Errno::Io, offset: 0, message: &long };
+        assert_eq!(error_at(&mut out, 1, &fault, true), HEAD_BYTES_MAX);
         let odd = format!("x{long}");
         let used = error(&mut out, true, 1, Errno::Io, &odd);
         let message = std::str::from_utf8(&out[26..used]).expect("whole characters");

@@ -122,7 +122,8 @@ fn answer(request: Request, structured: bool, fails: bool) -> Vec<Vec<u8>> {
         // Data, an error at an offset, and the end of the reply.
         let used = reply::data(&mut head, cookie, offset, 1, false);
         let data = [&head[..used], &[byte(offset)]].concat();
-        let used = reply::error_at(&mut head, cookie, Errno::Io, offset + 1, "lost", false);
+        let fault = reply::Fault { errno: Errno::Io, offset: offset + 1, message: "lost" };
+        let used = reply::error_at(&mut head, cookie, &fault, false);
         let error = head[..used].to_vec();
         let used = reply::none(&mut head, cookie);
         return vec![data, error, head[..used].to_vec()];

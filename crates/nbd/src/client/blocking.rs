@@ -1,18 +1,15 @@
 //! A client for threads that may block: one request after the other, or many in flight.
 
 use super::handshake::{Handshake, Negotiated, Wanted};
-use super::pipeline::{Failure, Pipeline, Sink};
+use super::in_flight::{Call, Completion, Extent, InFlight};
 use super::{ClientError, Duplex, Moved, Stream};
 use crate::request::Command;
 use crate::uri::NbdUri;
 use crate::wire;
-use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Most requests in flight on one connection.
-const DEPTH: usize = 4096;
 /// Bytes of the receive buffer.
 const INPUT_BYTES: usize = 256 << 10;
 /// Bytes of the receive buffer during a handshake.
@@ -22,156 +19,6 @@ const OUTPUT_BYTES: usize = 256 << 10;
 /// Longest range in bytes of one trim, write-zeroes or block-status request of the methods that
 /// wait for the reply. The `submit` methods do not have this limit.
 const RANGE_BYTES_MAX: u64 = 1 << 30;
-
-/// One extent of a block status.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Extent {
-    /// Id of the metadata context.
-    pub context: u32,
-    /// Length in bytes.
-    pub len: u32,
-    /// Status flags, as the metadata context defines them.
-    pub flags: u32,
-}
-
-/// A request that is over.
-#[derive(Debug)]
-pub struct Completion {
-    /// The tag that was given with the request.
-    pub tag: u64,
-    /// Success, or why the request failed.
-    pub result: Result<(), Failure>,
-    /// The buffer of a read; its content is defined only if the read succeeded.
-    pub data: Vec<u8>,
-    /// The extents of a block status, in the order of arrival.
-    pub extents: Vec<Extent>,
-}
-
-#[derive(Debug)]
-struct Entry {
-    completion: Completion,
-    /// Whether the request belongs to a method that waits for its own reply. The completion then
-    /// goes to [`Entries::answer`].
-    own: bool,
-}
-
-/// Takes the content of replies. The tag that the pipeline gets for a request is the index of the
-/// request's entry.
-#[derive(Debug)]
-struct Entries {
-    entries: Vec<Option<Entry>>,
-    free: Vec<usize>,
-    done: VecDeque<Completion>,
-    answer: Option<Completion>,
-}
-
-impl Entries {
-    fn buffer(&mut self, index: u64, at: u32, len: usize) -> Option<&mut [u8]> {
-        let entry = self.entries.get_mut(index as usize)?.as_mut()?;
-        entry.completion.data.get_mut(at as usize..at as usize + len)
-    }
-}
-
-impl Sink for Entries {
-    fn data(&mut self, index: u64, at: u32, bytes: &[u8]) {
-        if let Some(buffer) = self.buffer(index, at, bytes.len()) {
-            buffer.copy_from_slice(bytes);
-        }
-    }
-
-    fn zeroes(&mut self, index: u64, at: u32, len: u32) {
-        if let Some(buffer) = self.buffer(index, at, len as usize) {
-            buffer.fill(0);
-        }
-    }
-
-    fn status(&mut self, index: u64, context: u32, len: u32, flags: u32) {
-        if let Some(Some(entry)) = self.entries.get_mut(index as usize) {
-            entry.completion.extents.push(Extent { context, len, flags });
-        }
-    }
-
-    fn completed(&mut self, index: u64, result: Result<(), Failure>) {
-        if let Some(Entry { mut completion, own }) =
-            self.entries.get_mut(index as usize).and_then(Option::take)
-        {
-            self.free.push(index as usize);
-            completion.result = result;
-            if own {
-                self.answer = Some(completion);
-            } else {
-                self.done.push_back(completion);
-            }
-        }
-    }
-}
-
-/// The requests in flight on a connection, and the codec of its replies; performs no I/O.
-#[derive(Debug)]
-struct Core {
-    pipeline: Pipeline,
-    entries: Entries,
-    payload_bytes_max: u32,
-}
-
-impl Core {
-    fn new(negotiated: &Negotiated) -> Core {
-        Core {
-            pipeline: Pipeline::new(negotiated, DEPTH),
-            entries: Entries {
-                entries: (0..DEPTH).map(|_| None).collect(),
-                free: (0..DEPTH).rev().collect(),
-                done: VecDeque::new(),
-                answer: None,
-            },
-            payload_bytes_max: negotiated.block_sizes.payload_bytes_max.min(wire::PAYLOAD_BYTES_MAX),
-        }
-    }
-
-    fn submit(
-        &mut self,
-        out: &mut Vec<u8>,
-        entry: Entry,
-        command: Command,
-        offset: u64,
-        len: usize,
-        payload: &[u8],
-    ) -> Result<(), ClientError> {
-        let carries = matches!(command, Command::Read { .. } | Command::Write { .. });
-        let len = u32::try_from(len).ok().filter(|&len| !carries || len <= self.payload_bytes_max);
-        let len = len.ok_or(ClientError::Usage("the request is longer than the server's maximum payload"))?;
-        let index = *self.entries.free.last().ok_or(ClientError::Usage("too many requests in flight"))?;
-        let header = self.pipeline.submit(index as u64, command, offset, len)?;
-        self.entries.free.pop();
-        self.entries.entries[index] = Some(entry);
-        out.extend_from_slice(&header);
-        out.extend_from_slice(payload);
-        Ok(())
-    }
-
-    fn submit_tagged(
-        &mut self,
-        out: &mut Vec<u8>,
-        tag: u64,
-        command: Command,
-        offset: u64,
-        len: u64,
-    ) -> Result<(), ClientError> {
-        if matches!(command, Command::Read { .. } | Command::Write { .. }) {
-            return Err(ClientError::Usage("reads and writes are submitted with their buffers"));
-        }
-        let len = usize::try_from(len).unwrap_or(usize::MAX);
-        self.submit(out, entry(tag, Vec::new(), false), command, offset, len, &[])
-    }
-
-    fn receive(&mut self, input: &[u8]) -> Result<(), ClientError> {
-        self.pipeline.receive(input, &mut self.entries)
-    }
-}
-
-fn entry(tag: u64, data: Vec<u8>, own: bool) -> Entry {
-    Entry { completion: Completion { tag, result: Ok(()), data, extents: Vec::new() }, own }
-}
 
 fn send_all(stream: &mut impl Write, out: &mut Vec<u8>) -> Result<(), ClientError> {
     if !out.is_empty() {
@@ -235,7 +82,7 @@ pub fn negotiate(
 pub struct BlockingClient<S = Stream> {
     stream: S,
     negotiated: Negotiated,
-    core: Core,
+    in_flight: InFlight,
     input: Box<[u8]>,
     output: Vec<u8>,
 }
@@ -278,8 +125,8 @@ impl<S: Duplex> BlockingClient<S> {
 
     /// Uses a connection whose handshake is over.
     pub fn after_handshake(stream: S, negotiated: Negotiated) -> BlockingClient<S> {
-        let (core, input) = (Core::new(&negotiated), vec![0; INPUT_BYTES].into_boxed_slice());
-        BlockingClient { stream, negotiated, core, input, output: Vec::new() }
+        let (in_flight, input) = (InFlight::new(&negotiated), vec![0; INPUT_BYTES].into_boxed_slice());
+        BlockingClient { stream, negotiated, in_flight, input, output: Vec::new() }
     }
 
     /// Returns the connection, for use by another client.
@@ -303,7 +150,7 @@ impl<S: Duplex> BlockingClient<S> {
 
     /// Requests that are not answered yet.
     pub fn in_flight(&self) -> usize {
-        self.core.pipeline.in_flight()
+        self.in_flight.count()
     }
 
     /// Queues a read of as many bytes as `buffer` holds.
@@ -311,8 +158,8 @@ impl<S: Duplex> BlockingClient<S> {
     /// # Errors
     /// The request is too long, too many are in flight, or sending fails.
     pub fn submit_read(&mut self, tag: u64, offset: u64, buffer: Vec<u8>) -> Result<(), ClientError> {
-        let (command, len) = (Command::Read { df: false }, buffer.len());
-        self.core.submit(&mut self.output, entry(tag, buffer, false), command, offset, len, &[])?;
+        let call = Call::read(offset, buffer.len());
+        self.in_flight.submit(&mut self.output, tag, call, buffer)?;
         self.send_when_much()
     }
 
@@ -321,8 +168,8 @@ impl<S: Duplex> BlockingClient<S> {
     /// # Errors
     /// The request is too long, too many are in flight, or sending fails.
     pub fn submit_write(&mut self, tag: u64, offset: u64, data: &[u8], fua: bool) -> Result<(), ClientError> {
-        let (command, entry) = (Command::Write { fua }, entry(tag, Vec::new(), false));
-        self.core.submit(&mut self.output, entry, command, offset, data.len(), data)?;
+        let call = Call::write(offset, data, fua);
+        self.in_flight.submit(&mut self.output, tag, call, Vec::new())?;
         self.send_when_much()
     }
 
@@ -332,7 +179,7 @@ impl<S: Duplex> BlockingClient<S> {
     /// The command is a read or write, the range is too long, the server does not offer the
     /// command, too many requests are in flight, or sending fails.
     pub fn submit(&mut self, tag: u64, command: Command, offset: u64, len: u64) -> Result<(), ClientError> {
-        self.core.submit_tagged(&mut self.output, tag, command, offset, len)?;
+        self.in_flight.submit_on_range(&mut self.output, tag, Call::on_range(command, offset, len))?;
         self.send_when_much()
     }
 
@@ -368,7 +215,7 @@ impl<S: Duplex> BlockingClient<S> {
         if len == 0 {
             return Err(ClientError::Closed { in_flight: self.in_flight() });
         }
-        self.core.receive(&self.input[..len])
+        self.in_flight.receive(&self.input[..len])
     }
 
     /// Sends what is queued and waits until a submitted request is over.
@@ -377,7 +224,7 @@ impl<S: Duplex> BlockingClient<S> {
     /// Nothing is in flight, the connection fails, or the server breaks the protocol.
     pub fn receive(&mut self) -> Result<Completion, ClientError> {
         loop {
-            if let Some(completion) = self.core.entries.done.pop_front() {
+            if let Some(completion) = self.in_flight.next_done() {
                 return Ok(completion);
             }
             if self.in_flight() == 0 {
@@ -386,7 +233,7 @@ impl<S: Duplex> BlockingClient<S> {
             // `send` may already have received a completion. Waiting for another reply could then
             // block forever.
             self.send()?;
-            if self.core.entries.done.is_empty() {
+            if !self.in_flight.has_done() {
                 self.wait()?;
             }
         }
@@ -397,18 +244,12 @@ impl<S: Duplex> BlockingClient<S> {
         self.received(len)
     }
 
-    fn call(
-        &mut self,
-        command: Command,
-        offset: u64,
-        len: usize,
-        buffer: Vec<u8>,
-        payload: &[u8],
-    ) -> Result<Completion, ClientError> {
-        self.core.submit(&mut self.output, entry(0, buffer, true), command, offset, len, payload)?;
+    /// Sends a request and waits for its reply. `buffer` takes the data of a read.
+    fn call(&mut self, call: Call<'_>, buffer: Vec<u8>) -> Result<Completion, ClientError> {
+        self.in_flight.ask(&mut self.output, call, buffer)?;
         self.send()?;
         loop {
-            if let Some(Completion { result, data, extents, tag }) = self.core.entries.answer.take() {
+            if let Some(Completion { result, data, extents, tag }) = self.in_flight.take_answer() {
                 result?;
                 return Ok(Completion { tag, result: Ok(()), data, extents });
             }
@@ -423,10 +264,9 @@ impl<S: Duplex> BlockingClient<S> {
     /// The request or the connection fails.
     pub fn read(&mut self, mut offset: u64, buf: &mut [u8]) -> Result<(), ClientError> {
         let mut buffer = Vec::new();
-        for piece in buf.chunks_mut(self.core.payload_bytes_max as usize) {
+        for piece in buf.chunks_mut(self.in_flight.payload_bytes_max() as usize) {
             buffer.resize(piece.len(), 0);
-            let command = Command::Read { df: false };
-            buffer = self.call(command, offset, piece.len(), buffer, &[])?.data;
+            buffer = self.call(Call::read(offset, piece.len()), buffer)?.data;
             piece.copy_from_slice(&buffer);
             offset += piece.len() as u64;
         }
@@ -452,8 +292,8 @@ impl<S: Duplex> BlockingClient<S> {
     }
 
     fn write_pieces(&mut self, mut offset: u64, data: &[u8], fua: bool) -> Result<(), ClientError> {
-        for piece in data.chunks(self.core.payload_bytes_max as usize) {
-            self.call(Command::Write { fua }, offset, piece.len(), Vec::new(), piece)?;
+        for piece in data.chunks(self.in_flight.payload_bytes_max() as usize) {
+            self.call(Call::write(offset, piece, fua), Vec::new())?;
             offset += piece.len() as u64;
         }
         Ok(())
@@ -464,7 +304,7 @@ impl<S: Duplex> BlockingClient<S> {
     /// # Errors
     /// The request or the connection fails, or the server has no flush.
     pub fn flush(&mut self) -> Result<(), ClientError> {
-        self.call(Command::Flush, 0, 0, Vec::new(), &[]).map(|_| ())
+        self.call(Call::on_range(Command::Flush, 0, 0), Vec::new()).map(|_| ())
     }
 
     /// Discards a range.
@@ -489,8 +329,8 @@ impl<S: Duplex> BlockingClient<S> {
     /// The request or the connection fails, or the server has no cache command.
     pub fn cache(&mut self, mut offset: u64, mut len: u64) -> Result<(), ClientError> {
         while len > 0 {
-            let some = len.min(u64::from(self.core.payload_bytes_max));
-            self.call(Command::Cache, offset, some as usize, Vec::new(), &[])?;
+            let some = len.min(u64::from(self.in_flight.payload_bytes_max()));
+            self.call(Call::on_range(Command::Cache, offset, some), Vec::new())?;
             (offset, len) = (offset + some, len - some);
         }
         Ok(())
@@ -499,7 +339,7 @@ impl<S: Duplex> BlockingClient<S> {
     fn ranges(&mut self, command: Command, mut offset: u64, mut len: u64) -> Result<(), ClientError> {
         while len > 0 {
             let some = len.min(RANGE_BYTES_MAX);
-            self.call(command, offset, some as usize, Vec::new(), &[])?;
+            self.call(Call::on_range(command, offset, some), Vec::new())?;
             (offset, len) = (offset + some, len - some);
         }
         Ok(())
@@ -546,8 +386,8 @@ impl<S: Duplex> BlockingClient<S> {
     ) -> Result<Vec<Extent>, ClientError> {
         let known = self.negotiated.contexts.iter().find(|(_, name)| name == context);
         let id = known.ok_or(ClientError::Unsupported("the metadata context that was asked for"))?.0;
-        let some = len.min(RANGE_BYTES_MAX) as usize;
-        let answer = self.call(Command::BlockStatus { one: false }, offset, some, Vec::new(), &[])?;
+        let call = Call::on_range(Command::BlockStatus { one: false }, offset, len.min(RANGE_BYTES_MAX));
+        let answer = self.call(call, Vec::new())?;
         let mut left = len;
         let mut extents = Vec::new();
         for extent in answer.extents.into_iter().filter(|extent| extent.context == id) {
@@ -584,25 +424,25 @@ impl<S: Duplex> BlockingClient<S> {
         self.send()?;
         let second =
             self.stream.second().map_err(|source| ClientError::io("split the connection to", source))?;
-        let core = Arc::new(Mutex::new(self.core));
+        let in_flight = Arc::new(Mutex::new(self.in_flight));
         Ok((
-            Sender { stream: self.stream, core: Arc::clone(&core), output: self.output },
-            Receiver { stream: second, core, input: self.input },
+            Sender { stream: self.stream, in_flight: Arc::clone(&in_flight), output: self.output },
+            Receiver { stream: second, in_flight, input: self.input },
         ))
     }
 }
 
-fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
-    // The methods of `Core` leave it consistent, so the core can still be used after a panic of
-    // another thread has poisoned the mutex.
-    core.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(in_flight: &Mutex<InFlight>) -> MutexGuard<'_, InFlight> {
+    // The methods of `InFlight` leave it consistent, so it can still be used after a panic of another
+    // thread has poisoned the mutex.
+    in_flight.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The sending half of a [`BlockingClient`].
 #[derive(Debug)]
 pub struct Sender<S = Stream> {
     stream: S,
-    core: Arc<Mutex<Core>>,
+    in_flight: Arc<Mutex<InFlight>>,
     output: Vec<u8>,
 }
 
@@ -612,8 +452,8 @@ impl<S: Write> Sender<S> {
     /// # Errors
     /// As for [`BlockingClient::submit_read`].
     pub fn submit_read(&mut self, tag: u64, offset: u64, buffer: Vec<u8>) -> Result<(), ClientError> {
-        let (command, len) = (Command::Read { df: false }, buffer.len());
-        lock(&self.core).submit(&mut self.output, entry(tag, buffer, false), command, offset, len, &[])?;
+        let call = Call::read(offset, buffer.len());
+        lock(&self.in_flight).submit(&mut self.output, tag, call, buffer)?;
         self.send_when_much()
     }
 
@@ -622,8 +462,8 @@ impl<S: Write> Sender<S> {
     /// # Errors
     /// As for [`BlockingClient::submit_write`].
     pub fn submit_write(&mut self, tag: u64, offset: u64, data: &[u8], fua: bool) -> Result<(), ClientError> {
-        let (command, entry) = (Command::Write { fua }, entry(tag, Vec::new(), false));
-        lock(&self.core).submit(&mut self.output, entry, command, offset, data.len(), data)?;
+        let call = Call::write(offset, data, fua);
+        lock(&self.in_flight).submit(&mut self.output, tag, call, Vec::new())?;
         self.send_when_much()
     }
 
@@ -632,7 +472,7 @@ impl<S: Write> Sender<S> {
     /// # Errors
     /// As for [`BlockingClient::submit`].
     pub fn submit(&mut self, tag: u64, command: Command, offset: u64, len: u64) -> Result<(), ClientError> {
-        lock(&self.core).submit_tagged(&mut self.output, tag, command, offset, len)?;
+        lock(&self.in_flight).submit_on_range(&mut self.output, tag, Call::on_range(command, offset, len))?;
         self.send_when_much()
     }
 
@@ -651,7 +491,7 @@ impl<S: Write> Sender<S> {
 
     /// Requests that are not answered yet.
     pub fn in_flight(&self) -> usize {
-        lock(&self.core).pipeline.in_flight()
+        lock(&self.in_flight).count()
     }
 
     /// Disconnects. The receiver then gets the remaining replies and the end of the connection.
@@ -668,7 +508,7 @@ impl<S: Write> Sender<S> {
 #[derive(Debug)]
 pub struct Receiver<S = Stream> {
     stream: S,
-    core: Arc<Mutex<Core>>,
+    in_flight: Arc<Mutex<InFlight>>,
     input: Box<[u8]>,
 }
 
@@ -679,15 +519,15 @@ impl<S: Read> Receiver<S> {
     /// The connection ends or fails, or the server breaks the protocol.
     pub fn receive(&mut self) -> Result<Completion, ClientError> {
         loop {
-            if let Some(completion) = lock(&self.core).entries.done.pop_front() {
+            if let Some(completion) = lock(&self.in_flight).next_done() {
                 return Ok(completion);
             }
             let len = receive_some(&mut self.stream, &mut self.input)?;
-            let mut core = lock(&self.core);
+            let mut in_flight = lock(&self.in_flight);
             if len == 0 {
-                return Err(ClientError::Closed { in_flight: core.pipeline.in_flight() });
+                return Err(ClientError::Closed { in_flight: in_flight.count() });
             }
-            core.receive(&self.input[..len])?;
+            in_flight.receive(&self.input[..len])?;
         }
     }
 }

@@ -2,11 +2,13 @@
 
 mod blocking;
 mod handshake;
+mod in_flight;
 mod pipeline;
 mod stream;
 
-pub use blocking::{BlockingClient, Completion, Extent, Receiver, Sender, negotiate};
+pub use blocking::{BlockingClient, Receiver, Sender, negotiate};
 pub use handshake::{Handshake, Negotiated, Wanted};
+pub use in_flight::{Completion, Extent};
 pub use pipeline::{DEPTH_MAX, Failure, Pipeline, Sink};
 pub use stream::{Duplex, Moved, Stream};
 

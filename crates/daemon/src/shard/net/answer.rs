@@ -137,9 +137,8 @@ impl Connection {
                 reply::data(head, cookie, offset, len, last)
             }),
             Some(errno) => {
-                self.outbox.push(None, Some(buf), |head| {
-                    reply::error_at(head, cookie, errno, offset, message(errno), last)
-                });
+                let fault = reply::Fault { errno, offset, message: message(errno) };
+                self.outbox.push(None, Some(buf), |head| reply::error_at(head, cookie, &fault, last));
             }
         }
         if last {
