@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 use tidepool_testkit::admin::number;
-use tidepool_testkit::nbd::{Client, TRIM};
+use tidepool_testkit::nbd::Client;
 use tidepool_testkit::{Cluster, one_at_a_time, rng::Rng};
 use tidepool_tests::rig::{MIB, Rig, RigOptions};
 
@@ -196,10 +196,10 @@ fn clones_have_what_was_written_to_them_and_to_nobody_else() {
         client.write(at as u64, &data).expect("a write");
         disks[0][at..at + len].copy_from_slice(&data);
     }
-    client.request(TRIM, 0, 13 << 20, 1 << 20, &[], &mut []).expect("a trim");
+    client.trim(13 << 20, 1 << 20).expect("a trim");
     disks[0][13 << 20..14 << 20].fill(0);
     // A whole object, of which nothing is left that hides the parent's but its name.
-    client.request(TRIM, 0, 16 << 20, 4 << 20, &[], &mut []).expect("a trim");
+    client.trim(16 << 20, 4 << 20).expect("a trim");
     disks[0][16 << 20..20 << 20].fill(0);
     client.flush().expect("a flush");
     check(&storm, &disks, "dirty");

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tidepool_lab::device::faults::{Act, Remains, Times};
 use tidepool_lab::device::model::Kind;
-use tidepool_testkit::nbd::{self, Client};
+use tidepool_testkit::nbd::{self, Client, Command};
 use tidepool_testkit::rng;
 use tidepool_testkit::stamps::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS, describe};
 use tidepool_testkit::{Error, one_at_a_time};
@@ -193,7 +193,7 @@ impl<'a> Run<'a> {
     /// Makes sectors zeroes, by a discard or by a write of zeroes.
     fn zero(&mut self, kind: u16, first: u64, count: u64) {
         let (offset, len) = (first * SECTOR_BYTES as u64, count as u32 * SECTOR_BYTES as u32);
-        let zeroed = self.client().request(kind, 0, offset, len, &[], &mut []);
+        let zeroed = self.client().request(Command::new(kind, offset, len), &[], &mut []);
         let acked = self.outcome("zeroes", zeroed);
         self.book.wrote(first, count, ZEROS, acked);
     }
@@ -209,7 +209,7 @@ impl<'a> Run<'a> {
     fn read(&mut self, first: u64, count: u64, power_lost: bool) {
         let mut data = vec![0; count as usize * SECTOR_BYTES];
         let (offset, len) = (first * SECTOR_BYTES as u64, data.len() as u32);
-        let read = self.client().request(nbd::READ, 0, offset, len, &[], &mut data);
+        let read = self.client().request(Command::new(nbd::READ, offset, len), &[], &mut data);
         if self.outcome("a read", read) {
             let checked = self.book.check(first, &data, power_lost);
             checked.unwrap_or_else(|what| panic!("{what}; log: {}", self.rig.rig.daemon.log()));

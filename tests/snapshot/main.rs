@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rustix::process::Signal;
 use serde_json::json;
 use tidepool_testkit::admin::number;
-use tidepool_testkit::nbd::{Client, TRIM};
+use tidepool_testkit::nbd::Client;
 use tidepool_testkit::stamps::WorkloadOptions;
 use tidepool_testkit::{Cluster, Error, Scratch, daemon, one_at_a_time, rng};
 use tidepool_tests::rig::{MIB, Rig, RigOptions, VOLUME, refused};
@@ -439,7 +439,7 @@ fn gone_back(cluster: &Cluster, image: &str) {
     // New where there was something, and where there was nothing; gone; and read since.
     write_blocks(&rig, BYTES, 1, 2);
     let mut client = rig.client().expect("connect");
-    client.request(TRIM, 0, 0, 4 << 20, &[], &mut []).expect("a trim");
+    client.trim(0, 4 << 20).expect("a trim");
     drop(client);
     rig.admin.drain(VOLUME).expect("drain");
     assert!(read_all(&rig, BYTES) != then);

@@ -63,6 +63,11 @@ pub enum NbdError {
 }
 
 impl Command {
+    /// A command without flags. The cookie is 0.
+    pub fn new(kind: u16, offset: u64, len: u32) -> Command {
+        Command { kind, flags: 0, cookie: 0, offset, len }
+    }
+
     /// The bytes of the header.
     pub fn header(&self) -> [u8; REQUEST_BYTES] {
         let mut bytes = [0; REQUEST_BYTES];

@@ -107,24 +107,18 @@ impl Client {
         self.sender.stream.set_read_timeout(Some(limit)).map_err(io("cannot limit the time of an answer"))
     }
 
-    /// Sends one request and waits for the reply. [`Error::Refused`] carries the errno of a
-    /// refusal.
-    pub fn request(
-        &mut self,
-        kind: u16,
-        flags: u16,
-        offset: u64,
-        len: u32,
-        payload: &[u8],
-        data: &mut [u8],
-    ) -> Result<(), Error> {
+    /// Sends one request and waits for the reply. The client chooses the cookie. `payload` is the
+    /// data of a write, and `data` takes the data of a read. [`Error::Refused`] carries the errno of
+    /// a refusal.
+    pub fn request(&mut self, command: Command, payload: &[u8], data: &mut [u8]) -> Result<(), Error> {
         self.cookie += 1;
-        self.sender.send(Command { kind, flags, cookie: self.cookie, offset, len }, payload)?;
+        self.sender.send(Command { cookie: self.cookie, ..command }, payload)?;
         let (errno, cookie) = self.receiver.reply()?;
         if cookie != self.cookie {
             return Err(Error::Protocol(format!("a reply to cookie {cookie} instead of {}", self.cookie)));
         }
         if errno != 0 {
+            let Command { kind, len, offset, .. } = command;
             let request = format!("command {kind} of {len} bytes at {offset}");
             return Err(Error::Refused { errno, request });
         }
@@ -134,17 +128,22 @@ impl Client {
     /// Reads `len` bytes at `offset`.
     pub fn read(&mut self, offset: u64, len: usize) -> Result<Vec<u8>, Error> {
         let mut data = vec![0; len];
-        self.request(READ, 0, offset, len as u32, &[], &mut data)?;
+        self.request(Command::new(READ, offset, len as u32), &[], &mut data)?;
         Ok(data)
     }
 
     /// Writes `data` at `offset`.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), Error> {
-        self.request(WRITE, 0, offset, data.len() as u32, data, &mut [])
+        self.request(Command::new(WRITE, offset, data.len() as u32), data, &mut [])
     }
 
     /// Flushes.
     pub fn flush(&mut self) -> Result<(), Error> {
-        self.request(FLUSH, 0, 0, 0, &[], &mut [])
+        self.request(Command::new(FLUSH, 0, 0), &[], &mut [])
+    }
+
+    /// Discards `len` bytes at `offset`.
+    pub fn trim(&mut self, offset: u64, len: u32) -> Result<(), Error> {
+        self.request(Command::new(TRIM, offset, len), &[], &mut [])
     }
 }
