@@ -12,4 +12,5 @@ mod own_socket;
 mod packaging;
 mod second_copy;
 mod serving;
+mod volumes;
 mod watchdog;

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod serve;
+
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
