@@ -1,6 +1,6 @@
 //! `tidepool volume snap`, and `tidepool volume snapshot`.
 
-use crate::cli::{SnapCommand, SnapshotArgs};
+use crate::cli::volume::{SnapCommand, SnapshotArgs};
 use crate::output::{self, render};
 use crate::status::client;
 use crate::volume::{interruptible, with_progress};

@@ -1,6 +1,6 @@
 //! `tidepool volume`.
 
-use crate::cli::{SocketArgs, VolumeCommand};
+use crate::cli::volume::{AddArgs, FailoverArgs, ResizeArgs, SetArgs, SocketArgs, VolumeCommand};
 use crate::output::{self, bytes_bar, render};
 use crate::snap;
 use crate::status::client;
@@ -29,36 +29,7 @@ pub async fn run(command: VolumeCommand) -> Result<(), Failure> {
             let volumes = client(&admin)?.volumes().await.map_err(Failure::failed)?;
             output::print(output.format, &volumes, |volumes| list(volumes))
         }
-        VolumeCommand::Add {
-            volume: (name, uri),
-            mode,
-            accept_loss,
-            dirty_max,
-            read_only,
-            drain,
-            socket,
-            admin,
-            output,
-        } => {
-            let client = client(&admin)?;
-            let socket = own_socket(*socket)?;
-            // The daemon runs in another directory.
-            let uri = absolute_backend(uri).map_err(|e| Failure::failed(reason(&e)))?;
-            let (name, backend) = (name.to_string(), uri.to_string());
-            let volume = AddVolume {
-                name: name.clone(),
-                backend,
-                mode,
-                accept_loss,
-                dirty_max,
-                read_only,
-                drain,
-                socket,
-            };
-            let gone = "the daemon goes on opening it (see `tidepool volume list`)";
-            let report = interruptible(gone, client.add(&volume)).await?;
-            output::print(output.format, &report, |report| list(std::slice::from_ref(report)))
-        }
+        VolumeCommand::Add(args) => add(*args).await,
         VolumeCommand::Remove { name, give_up: true, accept_loss, admin, output } => {
             let client = client(&admin)?;
             let gone = "the daemon goes on giving it up (see `tidepool volume list`)";
@@ -78,20 +49,7 @@ pub async fn run(command: VolumeCommand) -> Result<(), Failure> {
             let report = interruptible(gone, client.take_over(name.as_str(), accept_loss)).await?;
             output::print(output.format, &report, |report| list(std::slice::from_ref(report)))
         }
-        VolumeCommand::Failover { names, fenced, wait, admin, output } => {
-            if names.is_empty() && fenced.is_none() {
-                return Err(Failure::usage(
-                    "nothing to fail over: name volumes, or the host with --fenced HOST",
-                ));
-            }
-            let client = client(&admin)?;
-            let gone = "the daemon goes on with what it has begun (see `tidepool volume list`)";
-            let volumes = names.iter().map(ToString::to_string).collect();
-            let asked = FailOver { volumes, fenced, wait };
-            let done = interruptible(gone, client.fail_over(&asked)).await?;
-            output::print(output.format, &done, |done| failed_over(done))?;
-            all_here(&done)
-        }
+        VolumeCommand::Failover(args) => fail_over(args).await,
         VolumeCommand::Handoff { name, to, disconnect, live, cancel, admin, output } => {
             let client = client(&admin)?;
             let gone = "the daemon goes on with it (see `tidepool volume list` here and there)";
@@ -99,33 +57,8 @@ pub async fn run(command: VolumeCommand) -> Result<(), Failure> {
             let done = interruptible(gone, client.hand_over(name.as_str(), &how)).await?;
             output::print(output.format, &done, handed_over)
         }
-        VolumeCommand::Set { name, mode, dirty_max, accept_loss, socket, admin, output } => {
-            let socket = own_socket(*socket)?;
-            if mode.is_none() && dirty_max.is_none() && accept_loss.is_none() && socket.is_none() {
-                return Err(Failure::usage(
-                    "nothing to change: give --mode, --dirty-max, --accept-loss or --socket",
-                ));
-            }
-            let client = client(&admin)?;
-            let gone = "the daemon goes on with the change (see `tidepool status`)";
-            let change = SetVolume { mode, accept_loss, dirty_max, socket };
-            let change = client.set(name.as_str(), &change);
-            let report = with_progress(&client, Some(name.as_str()), "draining", gone, change).await?;
-            output::print(output.format, &report, |report| list(std::slice::from_ref(report)))
-        }
-        VolumeCommand::Resize { name, size, shrink, admin, output } => {
-            let client = client(&admin)?;
-            let now = client.volume(name.as_str()).await.map_err(Failure::failed)?;
-            if size.0 < now.size_bytes && !shrink {
-                return Err(Failure::usage(format!(
-                    "volume {name} has {}: what lies beyond {size} would be lost (say --shrink to have that)",
-                    Size(now.size_bytes)
-                )));
-            }
-            let gone = "the daemon goes on with the change (see `tidepool volume list`)";
-            let report = interruptible(gone, client.resize(name.as_str(), size)).await?;
-            output::print(output.format, &report, |report| list(std::slice::from_ref(report)))
-        }
+        VolumeCommand::Set(args) => set(*args).await,
+        VolumeCommand::Resize(args) => resize(args).await,
         VolumeCommand::Snapshot(args) => snap::create(args).await,
         VolumeCommand::Snap { command } => snap::run(command).await,
         VolumeCommand::Drain { name, admin, output, .. } => {
@@ -136,6 +69,84 @@ pub async fn run(command: VolumeCommand) -> Result<(), Failure> {
             output::print(output.format, &reports, |reports| list(reports))
         }
     }
+}
+
+/// Serves one more volume.
+async fn add(args: AddArgs) -> Result<(), Failure> {
+    let AddArgs {
+        volume: (name, uri),
+        mode,
+        accept_loss,
+        dirty_max,
+        read_only,
+        drain,
+        socket,
+        admin,
+        output,
+    } = args;
+    let client = client(&admin)?;
+    let socket = own_socket(socket)?;
+    // The daemon runs in another directory.
+    let uri = absolute_backend(uri).map_err(|e| Failure::failed(reason(&e)))?;
+    let volume = AddVolume {
+        name: name.to_string(),
+        backend: uri.to_string(),
+        mode,
+        accept_loss,
+        dirty_max,
+        read_only,
+        drain,
+        socket,
+    };
+    let gone = "the daemon goes on opening it (see `tidepool volume list`)";
+    let report = interruptible(gone, client.add(&volume)).await?;
+    output::print(output.format, &report, |report| list(std::slice::from_ref(report)))
+}
+
+/// Serves the volumes of a host that has failed.
+async fn fail_over(args: FailoverArgs) -> Result<(), Failure> {
+    let FailoverArgs { names, fenced, wait, admin, output } = args;
+    if names.is_empty() && fenced.is_none() {
+        return Err(Failure::usage("nothing to fail over: name volumes, or the host with --fenced HOST"));
+    }
+    let client = client(&admin)?;
+    let gone = "the daemon goes on with what it has begun (see `tidepool volume list`)";
+    let volumes = names.iter().map(ToString::to_string).collect();
+    let asked = FailOver { volumes, fenced, wait };
+    let done = interruptible(gone, client.fail_over(&asked)).await?;
+    output::print(output.format, &done, |done| failed_over(done))?;
+    all_here(&done)
+}
+
+/// Changes a volume while it serves.
+async fn set(args: SetArgs) -> Result<(), Failure> {
+    let SetArgs { name, mode, dirty_max, accept_loss, socket, admin, output } = args;
+    let socket = own_socket(socket)?;
+    if mode.is_none() && dirty_max.is_none() && accept_loss.is_none() && socket.is_none() {
+        return Err(Failure::usage("nothing to change: give --mode, --dirty-max, --accept-loss or --socket"));
+    }
+    let client = client(&admin)?;
+    let gone = "the daemon goes on with the change (see `tidepool status`)";
+    let change = SetVolume { mode, accept_loss, dirty_max, socket };
+    let change = client.set(name.as_str(), &change);
+    let report = with_progress(&client, Some(name.as_str()), "draining", gone, change).await?;
+    output::print(output.format, &report, |report| list(std::slice::from_ref(report)))
+}
+
+/// Gives a volume and its image another size.
+async fn resize(args: ResizeArgs) -> Result<(), Failure> {
+    let ResizeArgs { name, size, shrink, admin, output } = args;
+    let client = client(&admin)?;
+    let now = client.volume(name.as_str()).await.map_err(Failure::failed)?;
+    if size.0 < now.size_bytes && !shrink {
+        return Err(Failure::usage(format!(
+            "volume {name} has {}: what lies beyond {size} would be lost (say --shrink to have that)",
+            Size(now.size_bytes)
+        )));
+    }
+    let gone = "the daemon goes on with the change (see `tidepool volume list`)";
+    let report = interruptible(gone, client.resize(name.as_str(), size)).await?;
+    output::print(output.format, &report, |report| list(std::slice::from_ref(report)))
 }
 
 /// The socket that a volume is to have. The daemon runs in another directory, and names are text to it.

@@ -2,7 +2,7 @@
 //!
 //! The kernel keeps a FUSE mount in its table when the server has gone. Nobody holds it then, and it takes another process to remove it.
 
-use crate::cli::CaretakerArgs;
+use crate::cli::lab::CaretakerArgs;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

@@ -5,7 +5,8 @@
 
 use super::caretaker::Caretaker;
 use super::class;
-use crate::cli::{ClusterCommand, ClusterUpArgs, OutputArgs};
+use crate::cli::OutputArgs;
+use crate::cli::lab::{ClusterCommand, ClusterUpArgs};
 use crate::output;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Read, Write};

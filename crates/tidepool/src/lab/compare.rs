@@ -1,6 +1,6 @@
 //! `tidepool lab compare`.
 
-use crate::cli::CompareArgs;
+use crate::cli::lab::CompareArgs;
 use crate::output;
 use std::collections::BTreeSet;
 use tidepool_daemon::failure::Failure;

@@ -2,7 +2,7 @@
 
 use super::caretaker::Caretaker;
 use super::{class, load};
-use crate::cli::DevicesArgs;
+use crate::cli::lab::DevicesArgs;
 use crate::output;
 use serde::Serialize;
 use tidepool_daemon::failure::Failure;

@@ -1,6 +1,7 @@
 //! `tidepool lab export`, `lab import`.
 
-use crate::cli::{ExchangeFormat, Format, LabExportArgs, LabImportArgs};
+use crate::cli::Format;
+use crate::cli::lab::{ExchangeFormat, LabExportArgs, LabImportArgs};
 use crate::output;
 use serde::Serialize;
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! `tidepool lab guest`: for the lab itself, not for people.
 
-use crate::cli::GuestCommand;
+use crate::cli::lab::GuestCommand;
 use tidepool_daemon::failure::Failure;
 use tidepool_lab::guest::{self, Boot, Exec};
 

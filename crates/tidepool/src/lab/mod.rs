@@ -12,7 +12,7 @@ mod release;
 mod report;
 mod run;
 
-use crate::cli::LabCommand;
+use crate::cli::lab::LabCommand;
 use std::path::Path;
 use tidepool_daemon::failure::{Failure, reason};
 use tidepool_lab::device::{Preset, preset};

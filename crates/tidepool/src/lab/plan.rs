@@ -1,6 +1,6 @@
 //! `tidepool lab plan`.
 
-use crate::cli::PlanArgs;
+use crate::cli::lab::PlanArgs;
 use crate::output;
 use std::path::{Path, PathBuf};
 use tidepool_daemon::config;

@@ -2,7 +2,7 @@
 
 use super::caretaker::Caretaker;
 use super::{class, load};
-use crate::cli::QualifyArgs;
+use crate::cli::lab::QualifyArgs;
 use crate::output;
 use serde::Serialize;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};

@@ -2,7 +2,7 @@
 
 use super::caretaker::Caretaker;
 use super::run::until_signal;
-use crate::cli::{LabRunArgs, RootArgs};
+use crate::cli::lab::{LabRunArgs, RootArgs};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

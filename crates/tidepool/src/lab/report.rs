@@ -1,6 +1,7 @@
 //! `tidepool lab report`.
 
-use crate::cli::{Format, ReportArgs};
+use crate::cli::Format;
+use crate::cli::lab::ReportArgs;
 use crate::output;
 use std::path::{Path, PathBuf};
 use tidepool_daemon::failure::{Failure, reason};

@@ -2,7 +2,8 @@
 
 use super::caretaker::Caretaker;
 use super::release;
-use crate::cli::{LabRunArgs, OutputArgs};
+use crate::cli::OutputArgs;
+use crate::cli::lab::LabRunArgs;
 use crate::output;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
