@@ -186,71 +186,76 @@ impl Measured {
     }
 }
 
-/// Random 4 KiB requests on the first `bytes` of the target, four reads to one write.
-pub fn mixed(
-    target: &mut dyn Target,
-    bytes: u64,
-    depth: usize,
-    limit: Duration,
-    seed: u64,
-    tick: &dyn Fn(),
-) -> Result<Measured, Failure> {
-    let mut random = Random(seed);
-    let mut measured = Measured::new();
-    let mut started = vec![Instant::now(); depth];
-    let start = Instant::now();
-    let mut send = |target: &mut dyn Target, slot: usize, started: &mut [Instant]| {
-        let offset = random.below(bytes / REQUEST_BYTES as u64) * REQUEST_BYTES as u64;
-        started[slot] = Instant::now();
-        if random.below(5) == 0 {
-            target.write(slot, offset, REQUEST_BYTES)
-        } else {
-            target.read(slot, offset, REQUEST_BYTES)
-        }
-    };
-    for slot in 0..depth {
-        send(target, slot, &mut started)?;
-    }
-    let mut in_flight = depth;
-    while in_flight > 0 {
-        let slot = target.wait()?;
-        measured.note(started[slot]);
-        if measured.operations.is_multiple_of(64) {
-            tick();
-        }
-        if start.elapsed() < limit {
-            send(target, slot, &mut started)?;
-        } else {
-            in_flight -= 1;
-        }
-    }
-    measured.elapsed = start.elapsed();
-    Ok(measured)
+/// Random 4 KiB requests on the first bytes of a target.
+pub struct Load {
+    /// So many bytes of the target take part.
+    pub bytes: u64,
+    /// After this time no request is sent any more.
+    pub limit: Duration,
+    /// With equal seeds the offsets are equal.
+    pub seed: u64,
 }
 
-/// Random 4 KiB writes, one at a time, each followed by a flush: what a database's commit does.
-pub fn commits(
-    target: &mut dyn Target,
-    bytes: u64,
-    limit: Duration,
-    seed: u64,
-    tick: &dyn Fn(),
-) -> Result<Measured, Failure> {
-    let mut random = Random(seed);
-    let mut measured = Measured::new();
-    let start = Instant::now();
-    while start.elapsed() < limit {
-        let offset = random.below(bytes / REQUEST_BYTES as u64) * REQUEST_BYTES as u64;
-        let since = Instant::now();
-        target.write(0, offset, REQUEST_BYTES)?;
-        target.wait()?;
-        target.flush(0)?;
-        target.wait()?;
-        measured.note(since);
-        tick();
+impl Load {
+    /// Four reads to one write, `depth` of them in flight. `tick` is called now and then.
+    pub fn mixed(&self, target: &mut dyn Target, depth: usize, tick: &dyn Fn()) -> Result<Measured, Failure> {
+        let mut random = Random(self.seed);
+        let mut measured = Measured::new();
+        let mut started = vec![Instant::now(); depth];
+        let start = Instant::now();
+        let mut send = |target: &mut dyn Target, slot: usize, started: &mut [Instant]| {
+            let offset = self.offset(&mut random);
+            started[slot] = Instant::now();
+            if random.below(5) == 0 {
+                target.write(slot, offset, REQUEST_BYTES)
+            } else {
+                target.read(slot, offset, REQUEST_BYTES)
+            }
+        };
+        for slot in 0..depth {
+            send(target, slot, &mut started)?;
+        }
+        let mut in_flight = depth;
+        while in_flight > 0 {
+            let slot = target.wait()?;
+            measured.note(started[slot]);
+            if measured.operations.is_multiple_of(64) {
+                tick();
+            }
+            if start.elapsed() < self.limit {
+                send(target, slot, &mut started)?;
+            } else {
+                in_flight -= 1;
+            }
+        }
+        measured.elapsed = start.elapsed();
+        Ok(measured)
     }
-    measured.elapsed = start.elapsed();
-    Ok(measured)
+
+    /// Writes, one at a time, each followed by a flush: what a database's commit does. `tick` is
+    /// called after each.
+    pub fn commits(&self, target: &mut dyn Target, tick: &dyn Fn()) -> Result<Measured, Failure> {
+        let mut random = Random(self.seed);
+        let mut measured = Measured::new();
+        let start = Instant::now();
+        while start.elapsed() < self.limit {
+            let offset = self.offset(&mut random);
+            let since = Instant::now();
+            target.write(0, offset, REQUEST_BYTES)?;
+            target.wait()?;
+            target.flush(0)?;
+            target.wait()?;
+            measured.note(since);
+            tick();
+        }
+        measured.elapsed = start.elapsed();
+        Ok(measured)
+    }
+
+    /// Where the next request begins.
+    fn offset(&self, random: &mut Random) -> u64 {
+        random.below(self.bytes / REQUEST_BYTES as u64) * REQUEST_BYTES as u64
+    }
 }
 
 /// Goes once through the first `bytes` of the target in large requests: fills an image, or warms a cache.

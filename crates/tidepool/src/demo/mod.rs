@@ -11,7 +11,7 @@ use crate::cli::DemoArgs;
 use crate::output;
 use comfy_table::Cell;
 use indicatif::{ProgressBar, ProgressStyle};
-use load::{Direct, Measured, Nbd, commits, mixed, sweep};
+use load::{Direct, Load, Measured, Nbd, sweep};
 use serde::Serialize;
 use std::io::{BufRead, BufReader, IsTerminal};
 use std::os::unix::process::ExitStatusExt;
@@ -211,9 +211,9 @@ impl Demo<'_> {
         self.say(pool, "filling the image");
         sweep(&mut target, IMAGE_BYTES, true, &|| ())?;
         self.say(pool, "direct, 80/20");
-        let mix = self.timed(|tick| mixed(&mut target, IMAGE_BYTES, DEPTH, self.each, 1, tick))?;
+        let mix = self.timed(|tick| self.load(1).mixed(&mut target, DEPTH, tick))?;
         self.say(pool, "direct, write + flush");
-        let commit = self.timed(|tick| commits(&mut target, IMAGE_BYTES, self.each, 2, tick))?;
+        let commit = self.timed(|tick| self.load(2).commits(&mut target, tick))?;
         target.into_backend().close(Release { clean: true, cache_failed: false }).map_err(Failure::failed)?;
         Ok([mix, commit])
     }
@@ -227,14 +227,14 @@ impl Demo<'_> {
         load::Target::flush(&mut target, 0)?;
         load::Target::wait(&mut target)?;
         self.say(pool, "cached and cold, 80/20");
-        let cold = self.timed(|tick| mixed(&mut target, IMAGE_BYTES, DEPTH, self.each, 3, tick))?;
+        let cold = self.timed(|tick| self.load(3).mixed(&mut target, DEPTH, tick))?;
         self.say(pool, "warming");
         sweep(&mut target, IMAGE_BYTES, false, &|| ())?;
         std::thread::sleep(Duration::from_millis(100)); // The last admitted blocks are written in a batch.
         self.say(pool, "cached and warm, 80/20");
-        let warm = self.timed(|tick| mixed(&mut target, IMAGE_BYTES, DEPTH, self.each, 4, tick))?;
+        let warm = self.timed(|tick| self.load(4).mixed(&mut target, DEPTH, tick))?;
         self.say(pool, "cached, write + flush");
-        let cached = self.timed(|tick| commits(&mut target, IMAGE_BYTES, self.each, 5, tick))?;
+        let cached = self.timed(|tick| self.load(5).commits(&mut target, tick))?;
         drop(target);
         daemon.stop()?;
         Ok(vec![
@@ -244,6 +244,10 @@ impl Demo<'_> {
             row(pool, COMMITS, "direct", &commit, &commit),
             row(pool, COMMITS, "cached", &cached, &commit),
         ])
+    }
+
+    fn load(&self, seed: u64) -> Load {
+        Load { bytes: IMAGE_BYTES, limit: self.each, seed }
     }
 
     fn say(&self, pool: &Pool, what: &str) {
