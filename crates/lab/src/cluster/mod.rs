@@ -2,10 +2,12 @@
 //! or in a network of their own.
 
 mod config;
+mod daemons;
 mod health;
 mod image;
 mod librados;
 mod manager;
+mod options;
 mod release;
 mod servers;
 pub(crate) mod socket;
@@ -13,6 +15,7 @@ mod store;
 
 pub use health::Health;
 pub use image::checksum;
+pub use options::{ClusterOptions, InGuest, OSDS_MAX};
 pub use release::release;
 pub(crate) use release::release_in;
 pub use servers::Servers;
@@ -21,7 +24,7 @@ pub use store::Store;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
@@ -30,12 +33,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
 use serde_json::{Value, json};
 
+use self::daemons::Daemon;
 use self::librados::To;
-use crate::guest::{PID, Prefix};
-use crate::network::{Namespace, Network, NetworkError};
+use crate::network::{Network, NetworkError};
 use crate::process::{self, Process};
 use crate::scratch::Scratch;
 
@@ -43,12 +45,6 @@ use crate::scratch::Scratch;
 const UP_TIMEOUT: Duration = Duration::from_secs(180);
 /// Longest run of one Ceph command, in seconds.
 const COMMAND_TIMEOUT_S: u32 = 60;
-/// Longest run of one Ceph command in a guest, in seconds; guests are slower.
-const GUEST_COMMAND_TIMEOUT_S: u32 = 180;
-/// Most OSDs in a cluster: with more, the machine would be measured and not Ceph.
-pub const OSDS_MAX: u32 = 16;
-/// Size of an OSD's file in bytes, unless another size is asked for; the file is sparse.
-const OSD_BYTES: u64 = 10 << 30;
 /// Monitor ports are taken from this range, below the range that Linux gives to outgoing
 /// connections.
 const PORTS: std::ops::Range<u16> = 20_000..30_000;
@@ -73,84 +69,6 @@ const PROGRAMS: [(&str, &str); 8] = [
     ("rbd", "ceph-common"),
     ("monmaptool", "ceph-base"),
 ];
-
-/// The options of a cluster.
-#[derive(Debug, Clone)]
-pub struct ClusterOptions {
-    /// Parent of the cluster's directory; [`crate::scratch::parent`] by default.
-    pub parent: Option<PathBuf>,
-    /// What each OSD keeps its data on, by the OSD's number.
-    pub stores: Vec<Store>,
-    /// Copies of each object.
-    pub replicas: u32,
-    /// The monitor's port (v1; v2 is the next one); a free port by default.
-    pub port: Option<u16>,
-    /// Whether clients and daemons authenticate.
-    pub cephx: bool,
-    /// The servers of a cluster with a network of its own; without them the cluster is on the
-    /// loopback interface.
-    pub servers: Option<Servers>,
-    /// The servers' network, if it exists already, for example with guests in it. Otherwise it is
-    /// made.
-    pub network: Option<Arc<Network>>,
-    /// OSDs that run in guests, by the OSD's number. Their stores are on disks of the guest.
-    pub guests: BTreeMap<u32, InGuest>,
-    /// Whether the network has a second host for clients, which is called `peer`.
-    pub peer: bool,
-    /// Time that each packet takes from one node of the network to another.
-    pub delay: Option<Duration>,
-    /// Whether the monitor decides at once instead of once a second, dead clients are soon
-    /// forgotten, and the pool of a single OSD has few placement groups: for tests, which measure
-    /// nothing.
-    pub prompt: bool,
-    /// Whether there is a manager. The manager counts what pools hold: without it no quota is
-    /// enforced, and nothing gets full. A cluster of several OSDs has a manager in any case: only
-    /// the manager reports when all copies are in their places.
-    pub manager: bool,
-    /// Lines added to `[global]` of the configuration.
-    pub extra: Vec<String>,
-}
-
-/// The guest that an OSD runs in.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InGuest {
-    /// The program `tidepool`, which runs commands in the guest.
-    pub program: PathBuf,
-    /// The guest's address in the cluster's network.
-    pub address: Ipv4Addr,
-}
-
-impl Default for ClusterOptions {
-    fn default() -> Self {
-        ClusterOptions {
-            parent: None,
-            stores: vec![Store::File(OSD_BYTES)],
-            replicas: 1,
-            port: None,
-            cephx: false,
-            servers: None,
-            network: None,
-            guests: BTreeMap::new(),
-            peer: false,
-            delay: None,
-            prompt: false,
-            manager: true,
-            extra: Vec::new(),
-        }
-    }
-}
-
-impl ClusterOptions {
-    /// The default for a test: the cluster does everything as soon as possible, and has no manager.
-    pub fn for_tests() -> ClusterOptions {
-        ClusterOptions { prompt: true, manager: false, ..ClusterOptions::default() }
-    }
-
-    /// A cluster with this number of OSDs on files.
-    pub fn with_osds(osds: usize) -> ClusterOptions {
-        ClusterOptions { stores: vec![Store::File(OSD_BYTES); osds], ..ClusterOptions::default() }
-    }
-}
 
 /// Why a cluster could not be had or used.
 #[derive(Debug, thiserror::Error)]
@@ -293,11 +211,11 @@ impl Cluster {
         let conf = config::write(scratch.path(), options, &fsid, &place)?;
         config::keys(&conf, scratch.path(), options)?;
         config::monitor_store(&conf, scratch.path(), &fsid, &place)?;
-        let monitor = start(&conf, scratch.path(), "ceph-mon", "a", place.inside, None)?;
+        let monitor = Daemon::new("ceph-mon", "a").on(place.inside).start(&conf, scratch.path())?;
         let manager = match options.manager || osds > 1 {
             true => {
                 manager::make_modules(&scratch.join("modules"))?;
-                Some(start(&conf, scratch.path(), "ceph-mgr", "x", place.inside, None)?)
+                Some(Daemon::new("ceph-mgr", "x").on(place.inside).start(&conf, scratch.path())?)
             }
             false => None,
         };
@@ -494,54 +412,6 @@ impl Cluster {
         self.cephx
     }
 
-    /// The admin sockets of the running OSDs.
-    pub fn osd_sockets(&self) -> Vec<PathBuf> {
-        let running =
-            (0..).zip(&self.osds).filter_map(|(number, osd): (u32, _)| Some((number, osd.as_ref()?.id())));
-        running.map(|(number, pid)| self.scratch.join(format!("osd.{number}.{pid}.asok"))).collect()
-    }
-
-    /// Stops OSD `number` (SIGSTOP): it answers nothing, and its connections stay open.
-    pub fn osd_stop(&self, number: u32) -> Result<(), ClusterError> {
-        self.osd(number)?.stop().map_err(io("cannot stop the OSD"))
-    }
-
-    /// Continues a stopped OSD (SIGCONT).
-    pub fn osd_continue(&self, number: u32) -> Result<(), ClusterError> {
-        self.osd(number)?.signal(Signal::CONT).map_err(io("cannot continue the OSD"))
-    }
-
-    /// Kills OSD `number` (SIGKILL).
-    pub fn osd_kill(&mut self, number: u32) -> Result<(), ClusterError> {
-        self.osd(number)?;
-        // Dropping the process kills and reaps it.
-        self.osds[number as usize] = None;
-        Ok(())
-    }
-
-    /// Starts an OSD that was killed.
-    pub fn osd_start(&mut self, number: u32) -> Result<(), ClusterError> {
-        let slot = self.osds.get(number as usize).ok_or(ClusterError::NoOsd(number))?;
-        if slot.is_none() {
-            self.osds[number as usize] = Some(self.start_osd(number)?);
-        }
-        Ok(())
-    }
-
-    /// Stops the monitor (SIGSTOP).
-    pub fn monitor_stop(&self) -> Result<(), ClusterError> {
-        self.monitor()?.stop().map_err(io("cannot stop the monitor"))
-    }
-
-    /// Continues a stopped monitor (SIGCONT).
-    pub fn monitor_continue(&self) -> Result<(), ClusterError> {
-        self.monitor()?.signal(Signal::CONT).map_err(io("cannot continue the monitor"))
-    }
-
-    fn monitor(&self) -> Result<&Process, ClusterError> {
-        self.monitor.as_ref().ok_or(ClusterError::Joined)
-    }
-
     /// Waits until every placement group is active+clean. A cluster that was brought up without a
     /// manager has one OSD: its placement groups are active+clean as soon as this OSD is active.
     /// For a cluster that was joined, there is no wait.
@@ -583,86 +453,6 @@ impl Cluster {
             std::thread::sleep(pause);
         }
     }
-
-    /// Checks that all OSDs that were started still run.
-    ///
-    /// # Errors
-    /// An OSD has ended.
-    pub fn check_osds(&self) -> Result<(), ClusterError> {
-        for (number, osd) in self.osds.iter().enumerate() {
-            if let Some(status) = osd.as_ref().and_then(|osd| osd.ended().ok().flatten()) {
-                return Err(ClusterError::Ended {
-                    daemon: format!("osd.{number}"),
-                    status,
-                    log: last_words(&self.scratch.join(format!("osd.{number}.out"))),
-                });
-            }
-        }
-        Ok(())
-    }
-
-    /// The running OSD of that number.
-    fn osd(&self, number: u32) -> Result<&Process, ClusterError> {
-        self.osds.get(number as usize).and_then(Option::as_ref).ok_or(ClusterError::NoOsd(number))
-    }
-
-    /// Makes and starts OSD `number`.
-    fn osd_add(&mut self, number: u32, store: &Store) -> Result<(), ClusterError> {
-        let uuid = random_uuid()?;
-        let name = number.to_string();
-        if !matches!(store, Store::FileStore { .. }) {
-            fs::create_dir(self.scratch.join(format!("osd{number}")))
-                .map_err(io("cannot make the OSD's directory"))?;
-        }
-        self.tell(To::Monitor, &json!({ "prefix": "osd new", "uuid": uuid, "id": number }))?;
-        // The uuid must be the same in both places: otherwise the OSD starts and is never marked
-        // up.
-        let arguments = ["-i", &name, "--mkfs", "--osd-uuid", &uuid];
-        match self.in_guest(number) {
-            None => drop(self.command("ceph-osd", &arguments)?),
-            Some(guest) => {
-                let there = guest.command("ceph-osd");
-                let mut command = Command::new("timeout");
-                command
-                    .arg(GUEST_COMMAND_TIMEOUT_S.to_string())
-                    .arg(there.get_program())
-                    .args(there.get_args());
-                command.arg("-c").arg(&self.conf).args(arguments);
-                if let Some(server) = self.server(number) {
-                    server.enter(&mut command);
-                }
-                run(&mut command)?;
-            }
-        }
-        self.osds.push(Some(self.start_osd(number)?));
-        Ok(())
-    }
-
-    /// Starts the daemon of OSD `number`, on its server if it has one.
-    fn start_osd(&self, number: u32) -> Result<Process, ClusterError> {
-        let (name, server) = (number.to_string(), self.server(number));
-        start(&self.conf, self.scratch.path(), "ceph-osd", &name, server, self.in_guest(number))
-    }
-
-    /// The server of an OSD, if the cluster has a network.
-    fn server(&self, number: u32) -> Option<&Namespace> {
-        let (network, servers) = self.network.as_ref()?;
-        Some(network.servers()[servers.of(number) as usize].namespace())
-    }
-
-    /// How commands get into the guest of an OSD; `None` if the OSD is in no guest. The OSD's admin
-    /// socket in the guest then also exists here, under the name that it would have for an OSD on
-    /// this machine.
-    fn in_guest(&self, number: u32) -> Option<Prefix> {
-        let guest = self.guests.get(&number)?;
-        let here = self.scratch.join(format!("osd.{number}.{PID}.asok"));
-        Some(Prefix {
-            program: guest.program.clone(),
-            address: guest.address,
-            share: self.scratch.path().into(),
-            socket: (here, config::guest_socket(number)),
-        })
-    }
 }
 
 impl Drop for Cluster {
@@ -683,27 +473,6 @@ fn is_active(socket: &Path) -> bool {
     socket::ask(socket, "status").is_ok_and(|status| status["state"] == "active")
 }
 
-/// Starts a daemon in the foreground, with its output in a file of the cluster's directory.
-fn start(
-    conf: &Path,
-    dir: &Path,
-    program: &str,
-    id: &str,
-    inside: Option<&Namespace>,
-    guest: Option<Prefix>,
-) -> Result<Process, ClusterError> {
-    let name = program.trim_start_matches("ceph-");
-    let log = fs::File::create(dir.join(format!("{name}.{id}.out"))).map_err(io("cannot make a log file"))?;
-    let errors = log.try_clone().map_err(io("cannot make a log file"))?;
-    let mut command = guest.map_or_else(|| Command::new(program), |guest| guest.command(program));
-    command.arg("-f").arg("-c").arg(conf).args(["-i", id]).current_dir(dir);
-    command.stdin(Stdio::null()).stdout(log).stderr(errors);
-    if let Some(namespace) = inside {
-        namespace.enter(&mut command);
-    }
-    Process::spawn(command).map_err(io(format!("cannot start {program}")))
-}
-
 /// Runs a command to its end. A failure is an error with the end of the command's error output.
 fn run(command: &mut Command) -> Result<Output, ClusterError> {
     let line = command
@@ -722,14 +491,6 @@ fn run(command: &mut Command) -> Result<Output, ClusterError> {
 fn last_lines(text: &str) -> String {
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     lines[lines.len().saturating_sub(3)..].join(" / ")
-}
-
-/// Why a daemon of Ceph ended: the reason in its output, or else the output's last lines.
-fn last_words(log: &Path) -> String {
-    let text = fs::read_to_string(log).unwrap_or_default();
-    let why =
-        text.lines().find(|line| line.contains("ceph_abort_msg(") || line.contains("FAILED ceph_assert("));
-    why.map_or_else(|| last_lines(&text), |why| why.trim().to_string())
 }
 
 /// Whether `ceph pg stat --format json` shows placement groups, all of them active+clean.
