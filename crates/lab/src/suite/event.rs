@@ -254,7 +254,7 @@ impl Suite {
 
     /// Checks the suite's events.
     pub(super) fn check_events(&self) -> Result<(), String> {
-        super::unique("event", self.events.iter().map(|event| &event.name))?;
+        super::check::unique("event", self.events.iter().map(|event| &event.name))?;
         if !self.events.is_empty()
             && (self.ground.neighbours_max() > 0 || !self.ground.replicas_beside.is_empty())
         {
