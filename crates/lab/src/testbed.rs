@@ -1,6 +1,8 @@
 //! A testbed: a cluster on emulated devices, with SSDs where the placements need them.
 
+mod devices;
 mod layout;
+mod slow;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,16 +16,17 @@ use serde_json::{Map, Value};
 use crate::access::{Access, Guests, InPlace};
 use crate::cluster::{Cluster, ClusterOptions, Servers};
 use crate::collect::hops::Counters;
-use crate::device::{Counts, Emulated, Preset, Spec};
+use crate::device::{Counts, Emulated};
 use crate::fio::Endpoint;
 use crate::network::{HostNode, Namespace, Network, Transit};
 use crate::placement::{
-    Applied, Arrangement, Base, Ground, Host, Layer, Placement, PlacementError, Slot, Ssd, SsdShare,
+    Applied, Arrangement, Base, Ground, Host, Layer, Placement, PlacementError, SsdShare,
 };
 use crate::results::Drained;
 use crate::scratch::Scratch;
-use layout::{DISK_JOURNAL_BYTES, PARTITION_BYTES_MIN, PARTITION_UNIT_BYTES, disk_parts, too_small};
+use devices::{Device, devices, disk, server_ssd, slots};
 pub use layout::{HOSTS_MAX, Layout, Ssds};
+pub use slow::{Added, Slow};
 
 /// Names of the SSDs in the hypervisors, after the hypervisors' nodes in the network.
 pub(crate) const HOST_SSDS: [&str; HOSTS_MAX as usize] = ["client-ssd", "peer-ssd"];
@@ -37,81 +40,6 @@ pub struct Entrance {
     pub conf: PathBuf,
     /// The client's network namespace, if the cluster has its own network.
     pub client: Option<Namespace>,
-}
-
-/// Name of the SSD in a server.
-fn server_ssd(server: u32) -> String {
-    format!("node{server}-ssd")
-}
-
-/// Name of a disk.
-fn disk(number: u32) -> String {
-    format!("disk{number}")
-}
-
-/// Number of times a request waits if Ceph is told to delay its dispatches, as clients of release
-/// 16 see it.
-const OSD_WAITS: f64 = 3.0;
-/// Extra seconds of each of these waits, beyond what was asked for.
-const OSD_WAIT_EXTRA_S: f64 = 80e-6;
-
-/// A hop that can be slowed, to show that the measurement finds it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Slow {
-    /// The network between nodes; the time is that of the round trip.
-    Network,
-    /// Each command of a disk.
-    Disk,
-    /// Each command of the first hypervisor's SSD and of the servers' SSDs.
-    Ssd,
-    /// Each request, before it enters an OSD's queue.
-    OsdQueue,
-    /// Each command of the second hypervisor's SSD.
-    SecondCopy,
-}
-
-impl Slow {
-    /// The hop that a device belongs to, by the device's name.
-    fn of_device(name: &str) -> Slow {
-        match name {
-            name if name == HOST_SSDS[1] => Slow::SecondCopy,
-            name if name.ends_with("-ssd") => Slow::Ssd,
-            _ => Slow::Disk,
-        }
-    }
-
-    /// Checks that a testbed with these devices has the hop. `delays` is whether its network delays
-    /// packets. Time that was added to nothing would look like time that nobody measures.
-    fn check<'a>(
-        self,
-        delays: bool,
-        mut devices: impl Iterator<Item = &'a str>,
-    ) -> Result<(), PlacementError> {
-        let has_device = devices.any(|name| Slow::of_device(name) == self);
-        let (there, missing) = match self {
-            Slow::Network => (delays, "a network with a delay: it takes servers and delay_us"),
-            Slow::Disk => (has_device, "a disk"),
-            Slow::Ssd => (has_device, "an SSD in a server or the first hypervisor"),
-            Slow::SecondCopy => (has_device, "an SSD in a second hypervisor"),
-            // A cluster always has OSDs.
-            Slow::OsdQueue => (true, ""),
-        };
-        if there {
-            return Ok(());
-        }
-        let source =
-            io::Error::new(io::ErrorKind::InvalidInput, format!("the testbed does not have {missing}"));
-        Err(failed("cannot add time to a hop")(source))
-    }
-}
-
-/// Time that is added to a hop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Added {
-    /// The hop.
-    pub hop: Slow,
-    /// The added time.
-    pub time: Duration,
 }
 
 /// A running testbed. Dropping it ends everything and removes its files.
@@ -130,7 +58,7 @@ pub struct Testbed {
     slowed_by: u32,
     delay: Option<Duration>,
     added: Option<Added>,
-    _scratch: Scratch,
+    scratch: Scratch,
 }
 
 /// What a placement gets of an SSD, in bytes, by the place of the SSD.
@@ -138,14 +66,6 @@ pub struct Testbed {
 struct SharesBytes {
     server: u64,
     host: u64,
-}
-
-/// A device with its name and its unslowed specification.
-#[derive(Debug)]
-struct Device {
-    name: String,
-    emulated: Emulated,
-    spec: Spec,
 }
 
 impl Testbed {
@@ -165,10 +85,6 @@ impl Testbed {
         let below: Vec<_> = arrangement.within(&Layer::BELOW).collect();
         let shares = SharesBytes { server: layout.server_share_bytes(), host: layout.host_share_bytes() };
         let devices = devices(&scratch, layout, &below, shares.server)?;
-        let share = |name: &str, bytes: u64| {
-            let ssd = devices.iter().find(|device| device.name == name)?;
-            Some(SsdShare { directory: ssd.emulated.directory().into(), bytes })
-        };
         let delay = layout.delay.map(|delay| delay * layout.slowed_by);
         let servers = layout.nodes();
         let peer = layout.hypervisors.max(layout.ssds.hosts) > 1;
@@ -186,7 +102,7 @@ impl Testbed {
             stores: Vec::new(),
             ceph_conf: layout.ceph_conf.clone(),
             server_ssds: (0..layout.servers.max(1))
-                .map_while(|server| share(&server_ssd(server), shares.server))
+                .map_while(|server| ssd_share(&devices, &server_ssd(server), shares.server))
                 .collect(),
             hosts: Vec::new(),
             hypervisors: layout.hypervisors.clamp(1, HOSTS_MAX),
@@ -222,20 +138,7 @@ impl Testbed {
         for (_, placement) in applied.iter_mut().rev() {
             placement.attach(&mut cluster)?;
         }
-        let text = fs::read_to_string(cluster.conf()).map_err(failed("cannot read ceph.conf"))?;
-        ground.client_conf = scratch.join("client.conf");
-        let nodes: Vec<HostNode> =
-            cluster.network().into_iter().flat_map(Network::hosts).map(HostNode::of).collect();
-        let host = |(number, name): (usize, &&str)| Host {
-            ssd: share(name, shares.host),
-            node: nodes.get(number).cloned(),
-        };
-        let hosts = layout.hypervisors.max(layout.ssds.hosts).clamp(1, HOSTS_MAX);
-        ground.gateway = cluster.network().map(|network| HostNode::of(network.monitor()));
-        ground.hosts = HOST_SSDS.iter().enumerate().take(hosts as usize).map(host).collect();
-        fs::write(&ground.client_conf, format!("{text}\n[client]\n{NO_CACHE}"))
-            .map_err(failed("cannot write the client's ceph.conf"))?;
-        Ok(Testbed {
+        let mut testbed = Testbed {
             guests: None,
             front: None,
             path: None,
@@ -247,8 +150,28 @@ impl Testbed {
             slowed_by: layout.slowed_by,
             delay: layout.delay,
             added: None,
-            _scratch: scratch,
-        })
+            scratch,
+        };
+        testbed.open(layout.hypervisors.max(layout.ssds.hosts).clamp(1, HOSTS_MAX))?;
+        Ok(testbed)
+    }
+
+    /// Tells the placements between clients and the cluster where the cluster is, and what this
+    /// number of hypervisors has.
+    fn open(&mut self, hosts: u32) -> Result<(), PlacementError> {
+        let (cluster, ground) = (&self.cluster, &mut self.ground);
+        let text = fs::read_to_string(cluster.conf()).map_err(failed("cannot read ceph.conf"))?;
+        ground.client_conf = self.scratch.join("client.conf");
+        let nodes: Vec<HostNode> =
+            cluster.network().into_iter().flat_map(Network::hosts).map(HostNode::of).collect();
+        let host = |(number, name): (usize, &&str)| Host {
+            ssd: ssd_share(&self.devices, name, self.shares.host),
+            node: nodes.get(number).cloned(),
+        };
+        ground.gateway = cluster.network().map(|network| HostNode::of(network.monitor()));
+        ground.hosts = HOST_SSDS.iter().enumerate().take(hosts as usize).map(host).collect();
+        fs::write(&ground.client_conf, format!("{text}\n[client]\n{NO_CACHE}"))
+            .map_err(failed("cannot write the client's ceph.conf"))
     }
 
     /// Makes the devices as slow as they are to be, or lets them answer at once, for filling
@@ -257,29 +180,6 @@ impl Testbed {
         for Device { emulated, .. } in &self.devices {
             emulated.pause(!slow);
         }
-    }
-
-    /// Slows devices and network by this factor relative to their class and delay, from now on.
-    ///
-    /// # Errors
-    /// If the network cannot be slowed.
-    pub fn slow(&mut self, by: u32) -> Result<(), PlacementError> {
-        if std::mem::replace(&mut self.slowed_by, by) == by {
-            return Ok(());
-        }
-        for Device { emulated, spec, .. } in &self.devices {
-            emulated.become_like(spec.slowed(by));
-        }
-        self.delay_packets()
-    }
-
-    /// Sets the delay of packets from the network's delay, the slowing factor and the added time.
-    fn delay_packets(&self) -> Result<(), PlacementError> {
-        let Some((network, delay)) = self.cluster.network().zip(self.delay) else { return Ok(()) };
-        let added = self.added.filter(|added| added.hop == Slow::Network).map(|added| added.time);
-        // Half of the added time in each direction.
-        let delay = delay * self.slowed_by + added.unwrap_or_default() / 2;
-        network.set_delay(delay).map_err(|e| failed("cannot slow the network")(io::Error::other(e)))
     }
 
     /// The cluster.
@@ -333,42 +233,6 @@ impl Testbed {
     /// If the placement cannot give the images back. It is then unknown what the images lack.
     pub fn salvage(&mut self) -> Result<Option<String>, PlacementError> {
         self.front.take().map(|(_, front)| front.salvage()).transpose()
-    }
-
-    /// Adds a time to one hop, in place of the time that was added before; see [`Added`].
-    ///
-    /// # Errors
-    /// If the testbed does not have the hop, or the network or an OSD cannot be slowed.
-    pub fn add(&mut self, added: Option<Added>) -> Result<(), PlacementError> {
-        if let Some(Added { hop, .. }) = added {
-            let delays = self.cluster.network().is_some() && self.delay.is_some();
-            let devices = self.devices.iter().map(|device| device.name.as_str());
-            hop.check(delays, devices)?;
-        }
-        self.added = added;
-        let of =
-            |hop: Slow| added.filter(|added| added.hop == hop).map_or(Duration::ZERO, |added| added.time);
-        for (name, device) in self.devices() {
-            device.lengthen(of(Slow::of_device(name)));
-        }
-        self.delay_packets()?;
-        let seconds = (of(Slow::OsdQueue).as_secs_f64() / OSD_WAITS - OSD_WAIT_EXTRA_S).max(0.0);
-        for (option, value) in [
-            ("osd_debug_inject_dispatch_delay_duration", seconds),
-            ("osd_debug_inject_dispatch_delay_probability", f64::from(u8::from(seconds > 0.0))),
-        ] {
-            for osd in 0..self.ground.slots.len() {
-                self.cluster.ceph(&[
-                    "tell",
-                    &format!("osd.{osd}"),
-                    "config",
-                    "set",
-                    option,
-                    &value.to_string(),
-                ])?;
-            }
-        }
-        Ok(())
     }
 
     /// Transit times of packets between nodes, if they are known.
@@ -621,100 +485,13 @@ impl Drop for Testbed {
     }
 }
 
-/// Makes the devices: disks, then servers' SSDs, then hypervisors' SSDs.
-fn devices(
-    scratch: &Scratch,
-    layout: &Layout,
-    below: &[&'static dyn Placement],
-    ssd_share_bytes: u64,
-) -> Result<Vec<Device>, PlacementError> {
-    let start = |name: &str, preset: &Preset, bytes: u64, parts: &[u64]| {
-        let (backing, mount) = (scratch.join(format!("{name}.data")), scratch.join(name));
-        let spec = preset.spec.clone();
-        let emulated = Emulated::start(spec.slowed(layout.slowed_by), bytes, parts, &backing, &mount)
-            .map_err(failed(format!("cannot emulate the device {name}")))?;
-        emulated.pause(true);
-        Ok::<_, PlacementError>(Device { name: name.into(), emulated, spec })
-    };
-    let mut devices = Vec::new();
-    let parts = disk_parts(layout, below)?;
-    for number in 0..layout.disks {
-        let media = layout.data_media(below);
-        devices.push(start(&disk(number), media, layout.disk_bytes, &parts)?);
-    }
-    let Some((preset, bytes)) = &layout.ssd else { return Ok(devices) };
-    let users = below.iter().filter(|placement| placement.ssd() == Ssd::Partitions).count();
-    let servers = layout.servers_with_ssd();
-    let osds_max = servers.clone().map(|server| layout.osds_of(server).count()).max().unwrap_or(1).max(1);
-    let part = ssd_share_bytes / osds_max as u64 / PARTITION_UNIT_BYTES * PARTITION_UNIT_BYTES;
-    if users > 0 && part < PARTITION_BYTES_MIN {
-        return Err(too_small("an SSD", "256 MiB for each OSD"));
-    }
-    for server in servers {
-        let parts = vec![part; users * layout.osds_of(server).count()];
-        devices.push(start(&server_ssd(server), preset, *bytes, &parts)?);
-    }
-    for name in HOST_SSDS.iter().take(layout.ssds.hosts as usize) {
-        devices.push(start(name, preset, *bytes, &[])?);
-    }
-    Ok(devices)
-}
-
-/// The partitions and the server of each OSD. OSDs with consecutive numbers are on different disks.
-fn slots(devices: &[Device], layout: &Layout, below: &[&'static dyn Placement]) -> Vec<Slot> {
-    let journal = below.iter().any(|placement| placement.journal_on_disk());
-    let partitioned = below.iter().any(|placement| placement.ssd() == Ssd::Partitions);
-    let rotational = layout.data_media(below).spec.is_rotational();
-    let slot = |osd: u32| {
-        let (disk, on_disk) =
-            (&devices[(osd % layout.disks) as usize].emulated, (osd / layout.disks) as usize);
-        let first = on_disk * if journal { 2 } else { 1 } + 1;
-        let server = layout.server(osd);
-        let ssd = devices.iter().find(|device| partitioned && device.name == server_ssd(server));
-        let part = layout.osds_of(server).position(|of| of == osd).unwrap_or(0) + 1;
-        let ssd = ssd.map(|ssd| ssd.emulated.part(part));
-        let fast = ssd.as_ref().and_then(|path| fs::metadata(path).ok()).map(|metadata| metadata.len());
-        Slot {
-            data: disk.part(first + usize::from(journal)),
-            journal: journal.then(|| disk.part(first)),
-            ssd,
-            fast_bytes: fast.unwrap_or(DISK_JOURNAL_BYTES),
-            rotational,
-            server: server as usize,
-        }
-    };
-    (0..layout.osds()).map(slot).collect()
+/// A share of an SSD, by the name of its device. `None` if there is no such device.
+fn ssd_share(devices: &[Device], name: &str, bytes: u64) -> Option<SsdShare> {
+    let ssd = devices.iter().find(|device| device.name == name)?;
+    Some(SsdShare { directory: ssd.emulated.directory().into(), bytes })
 }
 
 fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> PlacementError {
     let what = what.into();
     |source| PlacementError::Io { what, source }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn time_is_added_only_to_a_hop_that_the_testbed_has() {
-        let (host, server) = (HOST_SSDS.map(String::from), server_ssd(0));
-        let check = |hop: Slow, delays, devices: &[&String]| {
-            hop.check(delays, devices.iter().map(|name| name.as_str())).map_err(|error| error.to_string())
-        };
-        let disk = disk(0);
-        for (hop, without, with) in [
-            (Slow::Disk, vec![&host[0]], &disk),
-            (Slow::Ssd, vec![&disk, &host[1]], &host[0]),
-            (Slow::Ssd, vec![&disk], &server),
-            (Slow::SecondCopy, vec![&disk, &host[0], &server], &host[1]),
-        ] {
-            let told = check(hop, true, &without).expect_err("the hop is missing");
-            assert!(told.contains("does not have a"), "{told}");
-            assert_eq!(check(hop, false, &[without[0], with]), Ok(()), "{hop:?}");
-        }
-        let told = check(Slow::Network, false, &[&disk]).expect_err("nothing delays packets");
-        assert!(told.contains("does not have a network with a delay"), "{told}");
-        assert_eq!(check(Slow::Network, true, &[]), Ok(()));
-        assert_eq!(check(Slow::OsdQueue, false, &[]), Ok(()));
-    }
 }
