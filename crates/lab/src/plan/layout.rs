@@ -108,6 +108,15 @@ pub(super) struct Wanted<'a> {
     pub(super) first: Option<Placement>,
 }
 
+/// What OSDs are to have of an SSD.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct OsdPart {
+    /// What their part of the SSD is for.
+    placement: Placement,
+    /// They are to have a cache beside it.
+    with_cache: bool,
+}
+
 /// A side on which SSDs stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
@@ -128,16 +137,17 @@ impl Wanted<'_> {
         matches!(self.effect(Placement::Host, None), Effect::Helps | Effect::ReadsOnly)
     }
 
-    /// The part of an SSD that OSDs on drives of this kind are to have, if any.
-    fn osds(&self, media: Kind) -> Option<Placement> {
+    /// What OSDs on drives of this kind are to have of an SSD, if anything.
+    fn osds(&self, media: Kind) -> Option<OsdPart> {
         let helps =
             |placement| matches!(self.effect(placement, Some(media)), Effect::Helps | Effect::WritesOnly);
-        match (store(self.inventory), media) {
+        let placement = match (store(self.inventory), media) {
             (Store::Filestore, _) => helps(Placement::Journal).then_some(Placement::Journal),
             // Ceph's documentation puts the databases of disks on an SSD whatever the workload is.
             (Store::Bluestore, Kind::Hdd) => Some(Placement::DbWal),
             (Store::Bluestore, _) => helps(Placement::DbWal).then_some(Placement::DbWal),
-        }
+        };
+        Some(OsdPart { placement: placement?, with_cache: self.osd_cache(media) })
     }
 
     /// OSDs on drives of this kind are to have a cache, and no place that is nearer to the guests
@@ -264,11 +274,12 @@ fn data_drives(host: &Host, media: Kind) -> Vec<&Drive> {
 
 fn place_under_osds(wanted: &Wanted<'_>, host: &Host, ssds: &mut Vec<usize>, layout: &mut Layout) {
     let Some(media) = media(host).filter(|_| host.has_osds()) else { return };
-    let Some(placement) = wanted.osds(media) else { return };
+    let Some(part) = wanted.osds(media) else { return };
+    let placement = part.placement;
     let osds = data_drives(host, media);
     (layout.osds_place, layout.osds_media) = (Some(placement), Some(media));
     layout.osds_wanting = osds.len();
-    layout.osds_cache = wanted.osd_cache(media);
+    layout.osds_cache = part.with_cache;
     layout.osd_bytes = osds.iter().map(|osd| osd.osd_bytes()).max().unwrap_or(0);
     let (_, percent) = db_percents(wanted.inventory);
     layout.part_bytes = osds.iter().map(|osd| part_wanted(placement, osd, percent)).max().unwrap_or(0);
@@ -297,7 +308,7 @@ fn place_under_osds(wanted: &Wanted<'_>, host: &Host, ssds: &mut Vec<usize>, lay
     for (index, osds) in chosen.into_iter().zip(parts).filter(|(_, osds)| !osds.is_empty()) {
         ssds.retain(|&other| other != index);
         let ssd = &host.drives[index];
-        layout.placed.push(under_osds(wanted, host, ssd, &osds, placement, layout.osds_cache));
+        layout.placed.push(part.divide(ssd, &osds, wanted.inventory, host));
     }
     if layout.osds_without > 0 {
         let text = format!(
@@ -345,51 +356,46 @@ pub(super) fn part_name(placement: Placement) -> &'static str {
     if placement == Placement::Journal { "journal" } else { "database" }
 }
 
-fn under_osds(
-    wanted: &Wanted<'_>,
-    host: &Host,
-    ssd: &Drive,
-    osds: &[&Drive],
-    placement: Placement,
-    with_cache: bool,
-) -> Placed {
-    let inventory = wanted.inventory;
-    let mut placed = Placed::new(placement, ssd);
-    let share_bytes = ssd.product.bytes.saturating_sub(LABELS_BYTES) / osds.len() as u64 / GIB * GIB;
-    let (least, most) = db_percents(inventory);
-    // A cache beside the databases takes the room that the databases can do without.
-    let percent = if with_cache { least } else { most };
-    let part = |osd: &&Drive| {
-        let wanted_bytes = part_wanted(placement, osd, percent);
-        part_bytes(inventory, placement, wanted_bytes, share_bytes)
-    };
-    let sized: Vec<(u64, bool)> = osds.iter().map(part).collect();
-    placed.wal_only = sized.iter().any(|(_, wal_only)| *wal_only);
-    placed.osds = osds
-        .iter()
-        .zip(&sized)
-        .map(|(osd, (part_bytes, _))| Share {
-            data: osd.label.clone(),
-            path: osd.path.clone().filter(|_| osd.state == State::Free),
-            exists: osd.state == State::Osd,
-            data_bytes: osd.osd_bytes(),
-            part_bytes: *part_bytes,
-        })
-        .collect();
-    placed.advice.extend(part_advice(inventory, &placed));
-    placed.recover_bytes = placed.osds.iter().map(|osd| osd.data_bytes).sum();
-    placed.advice.extend(failure_domain(inventory, host, &placed));
-    if ssd.is_volume() {
-        let text =
-            "a logical volume that exists is used whole, for one OSD; make one for each OSD to serve more";
-        placed.advice.push(Advice::new(text, &[NOT_DIVIDED]));
-    } else if with_cache {
-        add_cache(&mut placed);
+impl OsdPart {
+    /// Divides an SSD of a host among these OSDs.
+    fn divide(self, ssd: &Drive, osds: &[&Drive], inventory: &Inventory, host: &Host) -> Placed {
+        let OsdPart { placement, with_cache } = self;
+        let mut placed = Placed::new(placement, ssd);
+        let share_bytes = ssd.product.bytes.saturating_sub(LABELS_BYTES) / osds.len() as u64 / GIB * GIB;
+        let (least, most) = db_percents(inventory);
+        // A cache beside the databases takes the room that the databases can do without.
+        let percent = if with_cache { least } else { most };
+        let part = |osd: &&Drive| {
+            let wanted_bytes = part_wanted(placement, osd, percent);
+            part_bytes(inventory, placement, wanted_bytes, share_bytes)
+        };
+        let sized: Vec<(u64, bool)> = osds.iter().map(part).collect();
+        placed.wal_only = sized.iter().any(|(_, wal_only)| *wal_only);
+        placed.osds = osds
+            .iter()
+            .zip(&sized)
+            .map(|(osd, (part_bytes, _))| Share {
+                data: osd.label.clone(),
+                path: osd.path.clone().filter(|_| osd.state == State::Free),
+                exists: osd.state == State::Osd,
+                data_bytes: osd.osd_bytes(),
+                part_bytes: *part_bytes,
+            })
+            .collect();
+        placed.advice.extend(part_advice(inventory, &placed));
+        placed.recover_bytes = placed.osds.iter().map(|osd| osd.data_bytes).sum();
+        placed.advice.extend(failure_domain(inventory, host, &placed));
+        if ssd.is_volume() {
+            let text = "a logical volume that exists is used whole, for one OSD; make one for each OSD to serve more";
+            placed.advice.push(Advice::new(text, &[NOT_DIVIDED]));
+        } else if with_cache {
+            add_cache(&mut placed);
+        }
+        placed.advice.extend(graded(ssd));
+        placed.wear(ssd, written_under_osds(inventory, &placed));
+        placed.commands = commands::under_osds(inventory, ssd, &placed);
+        placed
     }
-    placed.advice.extend(graded(ssd));
-    placed.wear(ssd, written_under_osds(inventory, &placed));
-    placed.commands = commands::under_osds(inventory, ssd, &placed);
-    placed
 }
 
 /// Size of an OSD's part of an SSD, of which at most `share_bytes` are for this OSD, and whether
