@@ -178,7 +178,7 @@ fn a_measurement_over_a_gateway_shows_the_gateway() {
     for workload in ["mixed", "flushed"] {
         for placement in ["bluestore-colocated", "host-tidepool", "iscsi-null"] {
             let run = found(&results, placement, workload);
-            assert_eq!(faults(run), "", "{placement} {workload}: {:?}", run.placement);
+            assert_eq!(faults(run), "", "{placement} {workload}: {:?}", run.counted.placement);
         }
     }
     let mixed = found(&results, "bluestore-colocated", "mixed");
@@ -186,7 +186,7 @@ fn a_measurement_over_a_gateway_shows_the_gateway() {
     let gateway = parts(mixed).into_iter().find(|share| share.part == Part::Gateway).expect("a gateway");
     assert!(gateway.mean_us > 0.0 && gateway.mean_us < mixed.figures.mean_us, "{gateway:?}");
     let flushed = found(&results, "bluestore-colocated", "flushed");
-    let gateway = &flushed.placement["iscsi"];
+    let gateway = &flushed.counted.placement["iscsi"];
     let writes = flushed.figures.iops * 2.0;
     assert!(gateway["flushes"].as_f64().expect("a number") > writes * 0.5, "{gateway} of {writes}");
     let null = found(&results, "iscsi-null", "mixed");

@@ -137,7 +137,7 @@ fn a_measurement_in_guests_shows_the_guest_and_its_wait_for_the_disk() {
         ("bluestore-colocated", "mapped"),
     ] {
         let run = found(&results, placement, workload);
-        assert_eq!(faults(run), "", "{placement} {workload}: {:?}", run.placement);
+        assert_eq!(faults(run), "", "{placement} {workload}: {:?}", run.counted.placement);
         assert!(run.commands[0].starts_with("in a guest: fio "), "{:?}", run.commands);
         assert!(!run.windows.is_empty(), "fio's log of rates comes out of the guest");
         assert!(
@@ -146,7 +146,7 @@ fn a_measurement_in_guests_shows_the_guest_and_its_wait_for_the_disk() {
         );
     }
     let inside = found(&results, "bluestore-colocated", "inside");
-    let guest = &inside.placement["guest"];
+    let guest = &inside.counted.placement["guest"];
     let us = |what: &str| guest[what].as_f64().unwrap_or_else(|| panic!("{what}: {guest}"));
     // One processor, for as long as the window at most: what a busy machine keeps from it is counted by nobody.
     let window_us = 2e6;

@@ -93,31 +93,44 @@ fn what_was_acknowledged_and_is_lost_with_an_ssd_is_found_and_nothing_else_is_ca
 
     let server = happened(&results, "dies", "bluestore-dbwal");
     assert_eq!(server.acknowledged.lost, Some(0), "another server has a copy: {:?}", server.acknowledged);
-    assert_eq!((&server.what[..], &server.osds_ended[..]), ("node0-ssd fails every request", &[0][..]));
-    assert!(server.osds_down == Some(1) && server.recovery.left_clean_s.is_some(), "{:?}", server.recovery);
-    assert_eq!(server.recovery.clean_s, None, "nobody has replaced it, and it is not out yet");
+    assert_eq!(
+        (&server.what[..], &server.cluster.osds_ended[..]),
+        ("node0-ssd fails every request", &[0][..])
+    );
+    assert!(
+        server.cluster.osds_down == Some(1) && server.cluster.recovery.left_clean_s.is_some(),
+        "{:?}",
+        server.cluster.recovery
+    );
+    assert_eq!(server.cluster.recovery.clean_s, None, "nobody has replaced it, and it is not out yet");
 
     let host = happened(&results, "dies", "host-tidepool");
     assert_eq!(host.what, "client-ssd fails every request");
     let lost = host.acknowledged.lost.expect("known");
     assert!(lost > 0 && lost < host.acknowledged.blocks, "one copy was there alone: {:?}", host.acknowledged);
     assert!(host.after().is_some_and(|after| after.failed > 0), "its guests get errors: {:?}", host.windows);
-    assert_eq!((host.osds_down, host.recovery.left_clean_s), (Some(0), None), "no OSD has noticed");
+    assert_eq!(
+        (host.cluster.osds_down, host.cluster.recovery.left_clean_s),
+        (Some(0), None),
+        "no OSD has noticed"
+    );
 
     let pair = happened(&results, "dies", "host-tidepool-replicated");
     assert_eq!(pair.acknowledged.lost, Some(0), "the second hypervisor has a copy: {:?}", pair.acknowledged);
-    assert!(pair.salvaged.is_some() && pair.recovery.left_clean_s.is_none(), "{:?}", pair.salvaged);
+    assert!(pair.salvaged.is_some() && pair.cluster.recovery.left_clean_s.is_none(), "{:?}", pair.salvaged);
 
     let stops = happened(&results, "stops", "bluestore-colocated");
-    assert_eq!((stops.acknowledged.lost, stops.osds_down), (Some(0), Some(1)));
-    let (left, back) =
-        (stops.recovery.left_clean_s.expect("it left"), stops.recovery.back_s.expect("it came back"));
-    assert!(left < back, "{:?}", stops.recovery);
+    assert_eq!((stops.acknowledged.lost, stops.cluster.osds_down), (Some(0), Some(1)));
+    let (left, back) = (
+        stops.cluster.recovery.left_clean_s.expect("it left"),
+        stops.cluster.recovery.back_s.expect("it came back"),
+    );
+    assert!(left < back, "{:?}", stops.cluster.recovery);
 
     let scrub = happened(&results, "scrub", "bluestore-colocated");
-    let scrubbed = scrub.scrub.expect("a scrub");
+    let scrubbed = scrub.cluster.scrub.expect("a scrub");
     assert!(scrubbed.groups >= 32 && scrubbed.scrubbed > 0, "{scrubbed:?}");
-    assert_eq!((scrub.acknowledged.lost, scrub.osds_down), (Some(0), Some(0)));
+    assert_eq!((scrub.acknowledged.lost, scrub.cluster.osds_down), (Some(0), Some(0)));
     for event in &results.events {
         assert!(event.points.iter().filter(|point| point.health.is_some()).count() > event.points.len() / 2);
     }

@@ -152,7 +152,7 @@ fn sets_inside_a_cache_that_nobody_named_and_saturated_clients_are_marked() {
         assert!(mixed.samples.len() >= 2 && !mixed.histogram.is_empty(), "{placement}");
     }
     for placement in ["osd-tidepool", "host-tidepool", "host-tidepool-replicated"] {
-        let cached = &found(&results, placement, "mixed").placement[placement];
+        let cached = &found(&results, placement, "mixed").counted.placement[placement];
         assert!(cached["hit_blocks"].as_u64() > cached["miss_blocks"].as_u64(), "it was warm: {cached}");
     }
     assert_eq!(results.not_run, []);
@@ -195,12 +195,13 @@ fn rados_bench_and_the_counters_of_devices_see_one_window() {
         );
         // What clients did in the window the disks did in it, and with it only little else.
         let on_disks: u64 = run
+            .counted
             .devices
             .values()
             .map(|counts| if rw == "write" { counts.written_bytes } else { counts.read_bytes })
             .sum();
         let part = on_disks as f64 / (rate.mean * 5.0);
-        assert!((0.85..1.3).contains(&part), "{workload}: {part} {:?}", run.devices);
+        assert!((0.85..1.3).contains(&part), "{workload}: {part} {:?}", run.counted.devices);
     }
     assert_no_traces(scratch.path());
 }
@@ -232,7 +233,8 @@ fn neighbours_and_other_copies_stand_beside_and_neighbours_are_in_no_figure_of_t
         let told = crowd.neighbours.as_ref().expect("they are told");
         let iops = told.figures.expect("they have worked").iops;
         assert!((8.0..=44.0).contains(&iops), "two of at most twenty: {told:?}");
-        assert!(crowd.stages.is_empty() && crowd.cpu_us_per_io.is_empty(), "nobody tells them apart");
+        let counted = &crowd.counted;
+        assert!(counted.stages.is_empty() && counted.cpu_us_per_io.is_empty(), "nobody tells them apart");
         assert_eq!(crowd.commands.len(), 1, "the clients' alone");
         assert_eq!(alone.testbed, crowd.testbed, "on the same cluster");
         assert_ne!(alone.testbed, copies.testbed);
@@ -293,14 +295,14 @@ fn a_second_copy_is_on_another_ssd_and_a_measurement_without_it_does_not_count()
             }
             assert_eq!(faults(run), "", "{workload}");
             assert_eq!(run.durability, Durability::TwoCopies);
-            let counted = &run.placement["host-tidepool-replicated"];
+            let counted = &run.counted.placement["host-tidepool-replicated"];
             assert_eq!(counted["partings"], 0, "{counted}");
-            let written = |ssd: &str| run.devices[ssd].written_bytes;
+            let written = |ssd: &str| run.counted.devices[ssd].written_bytes;
             let bytes = counted["written_bytes"].as_u64().expect("bytes");
             assert!(
                 bytes > 0 && written("client-ssd") >= bytes && written("peer-ssd") >= bytes,
                 "{:?}",
-                run.devices
+                run.counted.devices
             );
             let sent = run.samples.iter().filter_map(|sample| sample.network.get("peer"));
             let received: f64 = sent.map(|peer| peer.received_bytes_per_s).sum();

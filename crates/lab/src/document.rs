@@ -156,6 +156,60 @@ mod tests {
         assert!(page(&back) == page(&results));
     }
 
+    /// A text of JSON without its numbers, and the numbers in their order.
+    fn shape_and_numbers(text: &str) -> (String, Vec<f64>) {
+        let (mut shape, mut numbers) = (String::new(), Vec::new());
+        let (mut rest, mut in_string) = (text.trim_end(), false);
+        while let Some(first) = rest.chars().next() {
+            let number = |c: char| c.is_ascii_digit() || "+-.eE".contains(c);
+            let taken = match first {
+                '0'..='9' | '-' if !in_string => {
+                    let end = rest.find(|c| !number(c)).unwrap_or(rest.len());
+                    numbers.push(rest[..end].parse().expect("a number"));
+                    shape.push('#');
+                    end
+                }
+                '\\' => {
+                    shape.push_str(&rest[..2]);
+                    2
+                }
+                _ => {
+                    in_string ^= first == '"';
+                    shape.push(first);
+                    first.len_utf8()
+                }
+            };
+            rest = &rest[taken..];
+        }
+        (shape, numbers)
+    }
+
+    #[test]
+    fn results_of_before_are_read_and_written_again_as_they_were() {
+        let text = include_str!("../../../docs/lab-sample.json");
+        let results = parse("lab-sample.json", text.as_bytes()).expect("results");
+        let again = serde_json::to_string(&results).expect("plain data");
+        let ((shape, numbers), (again, numbers_again)) = (shape_and_numbers(text), shape_and_numbers(&again));
+        let differ = shape.bytes().zip(again.bytes()).position(|(one, two)| one != two);
+        let at = differ.unwrap_or(shape.len().min(again.len())).saturating_sub(80);
+        assert!(
+            shape == again,
+            "{}",
+            String::from_utf8_lossy(&again.as_bytes()[at..again.len().min(at + 160)])
+        );
+        // The last digit of a number may differ.
+        let close = |(one, two): (&f64, &f64)| (one - two).abs() <= one.abs() * 1e-15;
+        assert!(numbers.iter().zip(&numbers_again).all(close) && numbers.len() == numbers_again.len());
+    }
+
+    #[test]
+    fn what_became_of_the_cluster_stands_among_the_other_fields_of_its_event() {
+        let results = synthetic::events();
+        let text = serde_json::to_string(&results).expect("plain data");
+        assert!(text.contains(r#""osds_ended":[0],"osds_down":1,"recovery":{"left_clean_s":3.0,"#), "{text}");
+        assert!(parse("r.json", text.as_bytes()).expect("results") == results);
+    }
+
     #[test]
     fn what_holds_no_results_is_told_in_one_line() {
         let good =
@@ -163,6 +217,15 @@ mod tests {
         let with = |name: &str, value: serde_json::Value| {
             let mut changed = good.clone();
             changed[name] = value;
+            changed.to_string()
+        };
+        let with_run = |name: &str, value: Option<serde_json::Value>| {
+            let mut changed = good.clone();
+            let run = changed["runs"][0].as_object_mut().expect("a run");
+            match value {
+                Some(value) => run.insert(name.into(), value),
+                None => run.remove(name),
+            };
             changed.to_string()
         };
         for (text, wanted) in [
@@ -176,6 +239,9 @@ mod tests {
             (with("runs", serde_json::json!([])), "holds no runs"),
             (with("surplus", 1.into()), "unknown field `surplus`"),
             (with("seed", (-1).into()), "holds no results"),
+            (with_run("surplus", Some(1.into())), "unknown field `surplus`"),
+            (with_run("stages", None), "missing field `stages`"),
+            (with_run("devices", Some(1.into())), "holds no results"),
         ] {
             let error = parse("r.json", text.as_bytes()).expect_err(wanted).to_string();
             assert!(

@@ -19,7 +19,7 @@ use crate::device::{Counts, Spec};
 use crate::fio::Figures;
 use crate::machine::Machine;
 use crate::suite::{Cell, ClusterSize, Neighbours, Suite, Workload};
-pub use event::{Acknowledged, EventPoint, EventRun, EventWindow, Recovery, Scrub};
+pub use event::{Acknowledged, EventCluster, EventPoint, EventRun, EventWindow, Recovery, Scrub};
 
 /// Version of the format of the results.
 pub const FORMAT: u32 = 1;
@@ -209,21 +209,9 @@ pub struct Run {
     /// to the end of the first client's time. `stages`, `transit_us`, `devices`, `cpu_us_per_io`
     /// and `placement` cover the same window.
     pub samples: Vec<Sample>,
-    /// Count and mean time of each stage of a request in Ceph. Empty where neighbours ran, because
-    /// Ceph's counters do not tell the neighbours' requests apart.
-    pub stages: Vec<Stage>,
-    /// Mean time of a packet from one node to another in microseconds. None where the network does
-    /// not measure it.
-    #[serde(default)]
-    pub transit_us: Option<f64>,
-    /// Counters of each device over the window, by the name of the device.
-    pub devices: BTreeMap<String, Counts>,
-    /// Processor time per request in microseconds, by kind of process. Empty where neighbours ran.
-    pub cpu_us_per_io: BTreeMap<String, f64>,
-    /// Counters of the placements and access paths, such as cache hits: one object for each
-    /// placement and path, by its name. A counter counts what happened in the window, but a counter
-    /// whose name ends with `dirty_bytes` is the level at the end of the window.
-    pub placement: Value,
+    /// What was counted in the window.
+    #[serde(flatten)]
+    pub counted: Counted,
     /// Write-back of what the caches held after the measurement. None where nothing was left, or
     /// where the drain was not timed.
     pub drained: Option<Drained>,
@@ -242,6 +230,27 @@ pub struct Run {
     /// What the neighbours of the clients did, if there were any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub neighbours: Option<Crowd>,
+}
+
+/// What was counted in the window of a measurement: in Ceph, in the network, in the devices, by
+/// the processors and by the placements.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Counted {
+    /// Count and mean time of each stage of a request in Ceph. Empty where neighbours ran, because
+    /// Ceph's counters do not tell the neighbours' requests apart.
+    pub stages: Vec<Stage>,
+    /// Mean time of a packet from one node to another in microseconds. None where the network does
+    /// not measure it.
+    #[serde(default)]
+    pub transit_us: Option<f64>,
+    /// Counters of each device over the window, by the name of the device.
+    pub devices: BTreeMap<String, Counts>,
+    /// Processor time per request in microseconds, by kind of process. Empty where neighbours ran.
+    pub cpu_us_per_io: BTreeMap<String, f64>,
+    /// Counters of the placements and access paths, such as cache hits: one object for each
+    /// placement and path, by its name. A counter counts what happened in the window, but a counter
+    /// whose name ends with `dirty_bytes` is the level at the end of the window.
+    pub placement: Value,
 }
 
 /// What the neighbours of the clients did, from before the clients' ramp to after the clients'

@@ -12,8 +12,8 @@ use crate::machine::Machine;
 use crate::placement::AGAIN;
 use crate::random::Random;
 use crate::results::{
-    Acknowledged, Drained, Durability, EventPoint, EventRun, EventWindow, FORMAT, Frozen, NotRun, Recovery,
-    Results, Run, Scrub, Testbed, WINDOWS, Window,
+    Acknowledged, Counted, Drained, Durability, EventCluster, EventPoint, EventRun, EventWindow, FORMAT,
+    Frozen, NotRun, Recovery, Results, Run, Scrub, Testbed, WINDOWS, Window,
 };
 use crate::suite::{Cell, Suite};
 use crate::testbed::HOST_SSDS;
@@ -94,14 +94,16 @@ pub(crate) fn run(placement: &str, workload: &str, depth: u32, repeat: u32, iops
         invalid: Vec::new(),
         lower_bound: None,
         samples: (1..=5).map(|second| sample(placement, second, iops)).collect(),
-        stages: stages(placement, mean_us),
-        transit_us: None,
-        devices: sample(placement, 1, iops).devices,
-        cpu_us_per_io: [("osd".to_string(), 310.0), ("client".into(), 42.0)].into(),
-        placement: if placement.contains("tidepool") {
-            json!({placement: {"hit_blocks": 970, "miss_blocks": 30}})
-        } else {
-            json!({})
+        counted: Counted {
+            stages: stages(placement, mean_us),
+            transit_us: None,
+            devices: sample(placement, 1, iops).devices,
+            cpu_us_per_io: [("osd".to_string(), 310.0), ("client".into(), 42.0)].into(),
+            placement: if placement.contains("tidepool") {
+                json!({placement: {"hit_blocks": 970, "miss_blocks": 30}})
+            } else {
+                json!({})
+            },
         },
         drained: None,
         bench: None,
@@ -296,10 +298,12 @@ fn event(name: &str, placement: &str) -> EventRun {
         gap_before_s: 0.1,
         gap_after_s: 0.2,
         acknowledged: Acknowledged { writes: 1_200, blocks: 1_000, lost: Some(0), ..Acknowledged::default() },
-        osds_ended: Vec::new(),
-        osds_down: Some(0),
-        recovery: Recovery { watched_s: 60.0, ..Recovery::default() },
-        scrub: None,
+        cluster: EventCluster {
+            osds_ended: Vec::new(),
+            osds_down: Some(0),
+            recovery: Recovery { watched_s: 60.0, ..Recovery::default() },
+            scrub: None,
+        },
         operator: None,
         salvaged: None,
         busy_percent: 40.0,
@@ -319,12 +323,12 @@ pub(crate) fn events() -> Results {
         not_known: None,
     };
     let mut server = event("ssd-dies", "bluestore-dbwal");
-    (server.gap_after_s, server.osds_ended, server.osds_down) = (12.0, vec![0], Some(1));
-    server.recovery = recovered(3.0, Some(42.0), None);
+    (server.gap_after_s, server.cluster.osds_ended, server.cluster.osds_down) = (12.0, vec![0], Some(1));
+    server.cluster.recovery = recovered(3.0, Some(42.0), None);
     let mut under = event("ssd-dies", "osd-tidepool");
     under.acknowledged.lost = None;
     under.acknowledged.not_known = Some("an image could not be read: it did not end in time".into());
-    under.recovery = recovered(3.0, None, None);
+    under.cluster.recovery = recovered(3.0, None, None);
     let mut host = event("ssd-dies", "host-tidepool");
     host.durability = Durability::OneCopy;
     host.acknowledged.lost = Some(120);
@@ -338,9 +342,9 @@ pub(crate) fn events() -> Results {
     bad.invalid.push("the cluster was not clean before the event".into());
     let mut out = event("osd-out", "host-tidepool");
     out.windows[1].p99_us = Some(20_000.0);
-    out.recovery = recovered(2.0, Some(42.0), Some(30.0));
+    out.cluster.recovery = recovered(2.0, Some(42.0), Some(30.0));
     let mut scrub = event("deep-scrub", "bluestore-colocated");
-    scrub.scrub = Some(Scrub { groups: 33, scrubbed: 20, finished_s: None });
+    scrub.cluster.scrub = Some(Scrub { groups: 33, scrubbed: 20, finished_s: None });
     let mut replicated = event("ssd-dies", "host-tidepool-replicated");
     replicated.acknowledged.overwritten = Some(83);
     results.events = vec![scrub, server, under, host, bad, out, replicated];
@@ -359,10 +363,13 @@ pub(crate) fn bare(run: Run) -> Run {
         figures,
         windows,
         samples: Vec::new(),
-        stages: Vec::new(),
+        counted: Counted {
+            stages: Vec::new(),
+            devices: BTreeMap::new(),
+            cpu_us_per_io: BTreeMap::new(),
+            ..nothing.counted
+        },
         histogram: Vec::new(),
-        devices: BTreeMap::new(),
-        cpu_us_per_io: BTreeMap::new(),
         ..nothing
     }
 }
@@ -429,7 +436,7 @@ pub(crate) fn which_side() -> Results {
                 let dirty_bytes = (iops * 200_000.0) as u64;
                 run.drained =
                     Some(Drained { dirty_bytes, seconds: iops / 19.0, hurried_bytes: dirty_bytes / 9 });
-                run.cpu_us_per_io.insert("tidepool".into(), 55.0);
+                run.counted.cpu_us_per_io.insert("tidepool".into(), 55.0);
                 if placement.starts_with("host-") && cell.workload == results.suite.deciding {
                     absorb(&mut run, dirty_bytes);
                 }

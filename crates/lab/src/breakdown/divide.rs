@@ -111,7 +111,7 @@ fn beside(cut: &mut Cut, own_us: f64, second_us: f64, transit_us: f64) {
 
 /// Mean time of a read or write inside a cache's daemon in microseconds, if it counts that.
 fn daemon_us(run: &Run, kind: &str) -> Option<f64> {
-    let caches = run.placement.as_object()?;
+    let caches = run.counted.placement.as_object()?;
     let (_, daemon) = caches.iter().find(|(name, _)| words::on_host(name))?;
     let number = |name: String| daemon.get(name)?.as_f64().filter(|number| *number > 0.0);
     Some(number(format!("{kind}_us"))? / number(format!("{kind}s"))?)
@@ -119,7 +119,7 @@ fn daemon_us(run: &Run, kind: &str) -> Option<f64> {
 
 /// The access path and the counters of its librbd, if it has them.
 fn path(run: &Run) -> Option<(Access, &Value)> {
-    let counted = run.placement.as_object()?;
+    let counted = run.counted.placement.as_object()?;
     Access::ALL.into_iter().find_map(|access| Some((access, counted.get(access.name())?)))
 }
 
@@ -166,7 +166,8 @@ fn in_daemon(cut: &mut Cut, run: &Run, kind: &str, rest: Part, parts: impl FnOnc
 
 /// Counts of the SSDs of the hypervisors with clients, together.
 fn own_ssds(run: &Run) -> Counts {
-    let own = HOST_SSDS.iter().take(run.hypervisors as usize).filter_map(|name| run.devices.get(*name));
+    let own =
+        HOST_SSDS.iter().take(run.hypervisors as usize).filter_map(|name| run.counted.devices.get(*name));
     own.fold(Counts::default(), |sum, counts| sum.plus(*counts))
 }
 
@@ -174,13 +175,13 @@ fn own_ssds(run: &Run) -> Counts {
 /// such copies.
 fn second_ssds(run: &Run) -> Option<Counts> {
     words::without_copy(&run.cell.placement)?;
-    if run.hypervisors > 1 { Some(own_ssds(run)) } else { run.devices.get(HOST_SSDS[1]).copied() }
+    if run.hypervisors > 1 { Some(own_ssds(run)) } else { run.counted.devices.get(HOST_SSDS[1]).copied() }
 }
 
 /// Part of the blocks that were cache hits. If there are two caches, of the one nearest to the
 /// client.
 fn hit_ratio(run: &Run) -> Option<f64> {
-    let caches = run.placement.as_object()?;
+    let caches = run.counted.placement.as_object()?;
     let counting = caches.iter().filter(|(_, cache)| cache.get("hit_blocks").is_some());
     let cache = counting.max_by_key(|(name, _)| words::on_host(name))?.1;
     let blocks = |name: &str| cache.get(name)?.as_f64().filter(|blocks| *blocks >= 0.0);
@@ -211,7 +212,7 @@ fn loads(run: &Run) -> Vec<Load> {
         }
     };
     // SSDs of other placements on the testbed did nothing and are left out.
-    let busy = run.devices.iter().filter(|(_, counts)| commands(counts) > 0.0);
+    let busy = run.counted.devices.iter().filter(|(_, counts)| commands(counts) > 0.0);
     let mut loads: Vec<Load> = busy.map(load).collect();
     loads.sort_by(|one, two| two.in_flight.unwrap_or(0.0).total_cmp(&one.in_flight.unwrap_or(0.0)));
     loads
@@ -223,7 +224,7 @@ pub fn breakdown(run: &Run) -> Breakdown {
     if run.neighbours.is_some() {
         return Breakdown { devices: loads(run), ..Breakdown::default() };
     }
-    let stages = Stages(&run.stages);
+    let stages = Stages(&run.counted.stages);
     let (ssd, copies) = (own_ssds(run), second_ssds(run));
     let hit_ratio = hit_ratio(run);
     let usable =
@@ -234,7 +235,7 @@ pub fn breakdown(run: &Run) -> Breakdown {
     let told = run.durability != Durability::Volatile;
     // One way; a round trip takes twice as long. Nothing is attributed to a network that did not
     // measure its transit times.
-    let transit_us = run.transit_us.unwrap_or(0.0);
+    let transit_us = run.counted.transit_us.unwrap_or(0.0);
     let reads = run.reads.as_ref().filter(usable).filter(|_| told).and_then(|figures| {
         let mut cut = Cut::new(figures.mean_us);
         if on_host {
@@ -308,7 +309,7 @@ mod tests {
     #[test]
     fn the_parts_of_a_request_add_up_to_what_the_client_saw() {
         let mut run = run("bluestore-dbwal", 10_000.0, 4_000.0);
-        run.stages = vec![
+        run.counted.stages = vec![
             stage(Hop::OsdRead, 800, 9_000.0),
             stage(Hop::OsdWrite, 200, 3_500.0),
             stage(Hop::OsdQueue, 1_000, 500.0),
@@ -337,7 +338,7 @@ mod tests {
     #[test]
     fn a_replica_counts_for_what_it_takes_longer_than_the_own_store() {
         let mut run = run("filestore-journal", 10.0, 4_000.0);
-        run.stages = vec![
+        run.counted.stages = vec![
             stage(Hop::OsdWrite, 200, 3_500.0),
             stage(Hop::Journal, 400, 1_000.0),
             stage(Hop::Replica, 200, 3_000.0),
@@ -349,10 +350,10 @@ mod tests {
     #[test]
     fn reads_of_a_host_cache_wait_for_its_ssd_or_for_ceph_and_writes_for_its_ssd() {
         let mut run = run("host-tidepool", 3_000.0, 1_000.0);
-        run.placement = serde_json::json!({"host-tidepool": {"hit_blocks": 75, "miss_blocks": 25}});
+        run.counted.placement = serde_json::json!({"host-tidepool": {"hit_blocks": 75, "miss_blocks": 25}});
         let ssd = Counts { reads: 10, read_us: 8_000, writes: 5, write_us: 3_000, ..Counts::default() };
-        run.devices = [(HOST_SSDS[0].to_string(), ssd)].into();
-        run.stages = vec![stage(Hop::OsdRead, 20, 8_000.0), stage(Hop::StoreRead, 20, 6_000.0)];
+        run.counted.devices = [(HOST_SSDS[0].to_string(), ssd)].into();
+        run.counted.stages = vec![stage(Hop::OsdRead, 20, 8_000.0), stage(Hop::StoreRead, 20, 6_000.0)];
         let found = breakdown(&run);
         let reads = found.reads.expect("reads");
         assert_eq!(found.hit_ratio, Some(0.75));
@@ -370,17 +371,18 @@ mod tests {
             [Part::CacheSsd, Part::Replica, Part::NotAccounted].map(|of| part(&writes, of))
         };
         let ssd = |write_us| Counts { writes: 5, write_us, ..Counts::default() };
-        run.devices = [(HOST_SSDS[0].to_string(), ssd(2_000)), (HOST_SSDS[1].to_string(), ssd(3_000))].into();
+        run.counted.devices =
+            [(HOST_SSDS[0].to_string(), ssd(2_000)), (HOST_SSDS[1].to_string(), ssd(3_000))].into();
         assert_eq!(parts(&run), [400.0, 200.0, 400.0]);
-        run.devices.insert(HOST_SSDS[1].into(), ssd(1_000));
+        run.counted.devices.insert(HOST_SSDS[1].into(), ssd(1_000));
         assert_eq!(parts(&run), [400.0, 0.0, 600.0]);
     }
 
     #[test]
     fn the_network_and_the_daemon_have_what_they_were_seen_to_take() {
         let mut run = run("bluestore-dbwal", 10_000.0, 4_000.0);
-        run.transit_us = Some(500.0);
-        run.stages = vec![
+        run.counted.transit_us = Some(500.0);
+        run.counted.stages = vec![
             stage(Hop::OsdRead, 800, 6_000.0),
             stage(Hop::OsdWrite, 200, 2_500.0),
             stage(Hop::KvCommit, 200, 1_000.0),
@@ -398,10 +400,12 @@ mod tests {
         );
 
         run = self::run("host-tidepool-replicated", 3_000.0, 2_000.0);
-        run.transit_us = Some(300.0);
-        run.placement = serde_json::json!({"host-tidepool-replicated": {"writes": 10, "write_us": 18_000}});
+        run.counted.transit_us = Some(300.0);
+        run.counted.placement =
+            serde_json::json!({"host-tidepool-replicated": {"writes": 10, "write_us": 18_000}});
         let ssd = |write_us| Counts { writes: 5, write_us, ..Counts::default() };
-        run.devices = [(HOST_SSDS[0].to_string(), ssd(2_000)), (HOST_SSDS[1].to_string(), ssd(3_000))].into();
+        run.counted.devices =
+            [(HOST_SSDS[0].to_string(), ssd(2_000)), (HOST_SSDS[1].to_string(), ssd(3_000))].into();
         let writes = breakdown(&run).writes.expect("writes");
         let parts = [Part::CacheSsd, Part::Replica, Part::Network, Part::CacheDaemon, Part::NotAccounted];
         assert_eq!(parts.map(|of| part(&writes, of)), [400.0, 200.0, 600.0, 600.0, 200.0]);
@@ -410,8 +414,8 @@ mod tests {
     #[test]
     fn a_gateway_has_what_clients_wait_longer_than_its_librbd() {
         let mut run = run("bluestore-dbwal", 10_000.0, 4_000.0);
-        run.transit_us = Some(500.0);
-        run.stages = vec![stage(Hop::OsdRead, 400, 6_000.0), stage(Hop::OsdWrite, 100, 1_500.0)];
+        run.counted.transit_us = Some(500.0);
+        run.counted.stages = vec![stage(Hop::OsdRead, 400, 6_000.0), stage(Hop::OsdWrite, 100, 1_500.0)];
         let counted = |access: &str, reads: u64| {
             let (read_us, write_us) = (reads * 7_500, 100 * 3_000);
             serde_json::json!({ access: {"reads": reads, "read_us": read_us, "writes": 100, "write_us": write_us} })
@@ -421,23 +425,23 @@ mod tests {
             parts.map(|of| part(hops, of))
         };
         // The samples cover five seconds.
-        run.placement = counted("iscsi", 400);
+        run.counted.placement = counted("iscsi", 400);
         let found = breakdown(&run);
         assert_eq!(parts(&found.reads.expect("reads")), [1_500.0, 0.0, 2_000.0, 6_000.0, 500.0]);
         assert_eq!(parts(&found.writes.expect("writes")), [0.0, 0.0, 2_000.0, 1_500.0, 500.0]);
-        run.placement = counted("nbd", 400);
+        run.counted.placement = counted("nbd", 400);
         let found = breakdown(&run).reads.expect("reads");
         assert_eq!(parts(&found), [0.0, 2_500.0, 1_000.0, 6_000.0, 500.0]);
         // librbd is in the guest's QEMU. The kernel's times say nothing about requests.
-        run.placement = counted("guest", 400);
-        run.placement["guest"]["cpu_us"] = 5_000_000.into();
+        run.counted.placement = counted("guest", 400);
+        run.counted.placement["guest"]["cpu_us"] = 5_000_000.into();
         let found = breakdown(&run).reads.expect("reads");
         assert_eq!((part(&found, Part::ClientGuest), part(&found, Part::NbdServer)), (2_500.0, 0.0));
-        run.placement = serde_json::json!({ "krbd": {"cpu_us": 5_000_000, "cpu_busy_us": 1} });
+        run.counted.placement = serde_json::json!({ "krbd": {"cpu_us": 5_000_000, "cpu_busy_us": 1} });
         let found = breakdown(&run).reads.expect("reads");
         assert_eq!(part(&found, Part::ClientGuest), 0.0, "nobody counts it");
         // One request of a client became several of librbd.
-        run.placement = counted("iscsi", 1_600);
+        run.counted.placement = counted("iscsi", 1_600);
         let found = breakdown(&run).reads.expect("reads");
         assert_eq!(parts(&found), [0.0, 0.0, 1_000.0, 6_000.0, 3_000.0]);
     }
@@ -445,10 +449,10 @@ mod tests {
     #[test]
     fn what_is_left_of_misses_over_a_gateway_is_not_the_daemons() {
         let mut run = run("host-tidepool", 3_000.0, 1_000.0);
-        run.transit_us = Some(100.0);
+        run.counted.transit_us = Some(100.0);
         let ssd = Counts { reads: 10, read_us: 8_000, writes: 5, write_us: 3_000, ..Counts::default() };
-        run.devices = [(HOST_SSDS[0].to_string(), ssd)].into();
-        run.stages = vec![stage(Hop::OsdRead, 20, 4_000.0)];
+        run.counted.devices = [(HOST_SSDS[0].to_string(), ssd)].into();
+        run.counted.stages = vec![stage(Hop::OsdRead, 20, 4_000.0)];
         let cache = serde_json::json!({
             "hit_blocks": 75, "miss_blocks": 25, "reads": 100, "read_us": 280_000, "writes": 10, "write_us": 9_000
         });
@@ -458,16 +462,16 @@ mod tests {
                 [Part::CacheSsd, Part::Network, Part::OsdOther, Part::CacheDaemon, Part::NotAccounted];
             parts.map(|of| part(&reads, of))
         };
-        run.placement = serde_json::json!({ "host-tidepool": cache });
+        run.counted.placement = serde_json::json!({ "host-tidepool": cache });
         assert_eq!(parts(&run), [600.0, 50.0, 1_000.0, 1_150.0, 200.0]);
-        run.placement = serde_json::json!({ "host-tidepool": cache, "iscsi": {"reads": 25} });
+        run.counted.placement = serde_json::json!({ "host-tidepool": cache, "iscsi": {"reads": 25} });
         assert_eq!(parts(&run), [600.0, 100.0, 1_000.0, 0.0, 1_300.0]);
     }
 
     #[test]
     fn without_counters_nothing_is_claimed() {
         let nothing = |mut run: Run| {
-            (run.stages, run.samples) = (Vec::new(), Vec::new());
+            (run.counted.stages, run.samples) = (Vec::new(), Vec::new());
             let found = breakdown(&run);
             assert_eq!((&found.reads, &found.writes, found.bottleneck()), (&None, &None, None));
             found

@@ -110,10 +110,10 @@ fn deaths(page: &Page<'_>, events: &[&Event]) -> Markup {
             html! { (worst(run)) },
             html! { (words::latency(run.gap_after_s * 1e6)) },
             html! {
-                (run.osds_ended.len()) " of " (size.osds())
-                @if let Some(down) = run.osds_down.filter(|down| *down as usize != run.osds_ended.len()) { br; small { (down) " down" } }
+                (run.cluster.osds_ended.len()) " of " (size.osds())
+                @if let Some(down) = run.cluster.osds_down.filter(|down| *down as usize != run.cluster.osds_ended.len()) { br; small { (down) " down" } }
             },
-            html! { (clean(&run.recovery)) },
+            html! { (clean(&run.cluster.recovery)) },
             html! {
                 (run.operator.as_deref().unwrap_or("nothing"))
                 @if let Some(salvaged) = salvaged { br; small { "Before the images were compared: " (salvaged) } }
@@ -238,13 +238,13 @@ fn clean(recovery: &Recovery) -> String {
 
 /// When a scrub was over, in words; for other events when the cluster was clean again.
 fn over(run: &EventRun) -> String {
-    match &run.scrub {
-        None => clean(&run.recovery),
+    match &run.cluster.scrub {
+        None => clean(&run.cluster.recovery),
         Some(scrub) => match scrub.finished_s {
             Some(finished) => format!("{finished:.0} s, all {} groups", scrub.groups),
             None => format!(
                 "not within {:.0} s: {} of {} groups",
-                run.recovery.watched_s, scrub.scrubbed, scrub.groups
+                run.cluster.recovery.watched_s, scrub.scrubbed, scrub.groups
             ),
         },
     }

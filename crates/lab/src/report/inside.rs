@@ -18,7 +18,7 @@ struct Spent {
 impl Spent {
     /// Processor time in a run. None where no client was in a guest.
     fn of(run: &Run) -> Option<Spent> {
-        let counted = run.placement.as_object()?;
+        let counted = run.counted.placement.as_object()?;
         let us = |name: &str| counted.values().find_map(|counters| counters.get(name)?.as_f64());
         let all_us = us("cpu_us").filter(|all_us| *all_us > 0.0)?;
         let percent = |name: &str| Some(us(name)? / all_us * 100.0);
@@ -95,13 +95,13 @@ mod tests {
     fn a_guests_wait_is_a_part_of_its_processors_time() {
         let mut run = synthetic::run("bluestore-colocated", "4k", 1, 1, 100.0);
         assert_eq!(Spent::of(&run), None, "no guest");
-        run.placement = json!({ "guest": { "reads": 7, "cpu_us": 8_000_000, "cpu_busy_us": 2_000_000, "cpu_iowait_us": 5_000_000 } });
+        run.counted.placement = json!({ "guest": { "reads": 7, "cpu_us": 8_000_000, "cpu_busy_us": 2_000_000, "cpu_iowait_us": 5_000_000 } });
         let spent = Spent::of(&run).expect("a guest");
         assert_eq!(spent, Spent { busy_percent: 25.0, iowait_percent: 62.5 });
         let other = Spent { busy_percent: 75.0, iowait_percent: 12.5 };
         let mean = Spent::mean(&[spent, other]).expect("two");
         assert_eq!(mean, Spent { busy_percent: 50.0, iowait_percent: 37.5 });
-        run.placement = json!({ "guest": { "cpu_us": 0, "cpu_busy_us": 0, "cpu_iowait_us": 0 } });
+        run.counted.placement = json!({ "guest": { "cpu_us": 0, "cpu_busy_us": 0, "cpu_iowait_us": 0 } });
         assert_eq!((Spent::of(&run), Spent::mean(&[])), (None, None));
     }
 }

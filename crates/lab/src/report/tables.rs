@@ -155,16 +155,17 @@ pub(super) fn processor(page: &Page<'_>) -> Markup {
         .placements
         .iter()
         .map(|placement| (*placement, reference_runs(results, placement, deciding)))
-        .filter(|(_, runs)| runs.iter().any(|run| !run.cpu_us_per_io.is_empty()))
+        .filter(|(_, runs)| runs.iter().any(|run| !run.counted.cpu_us_per_io.is_empty()))
         .collect();
     let kinds: BTreeSet<&str> = runs
         .iter()
         .flat_map(|(_, runs)| runs)
-        .flat_map(|run| run.cpu_us_per_io.keys())
+        .flat_map(|run| run.counted.cpu_us_per_io.keys())
         .map(String::as_str)
         .collect();
     let mean = |runs: &[&Run], kind: &str| -> Option<f64> {
-        let values: Vec<f64> = runs.iter().filter_map(|run| run.cpu_us_per_io.get(kind).copied()).collect();
+        let values: Vec<f64> =
+            runs.iter().filter_map(|run| run.counted.cpu_us_per_io.get(kind).copied()).collect();
         (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
     };
     let depth = reference(results, deciding).map_or(0, |setting| setting.depth);

@@ -78,8 +78,8 @@ fn no_text_of_a_document_becomes_an_element() {
     let run = &mut results.runs[0];
     run.commands = vec![text()];
     run.lower_bound = Some(text());
-    run.cpu_us_per_io.insert(text(), 1.0);
-    run.devices.insert(text(), crate::device::Counts::default());
+    run.counted.cpu_us_per_io.insert(text(), 1.0);
+    run.counted.devices.insert(text(), crate::device::Counts::default());
     run.samples[0].network.insert(text(), crate::collect::Carried::default());
     results.runs[1].invalid.push(text());
     let page = report(&results);
@@ -93,7 +93,7 @@ fn results_that_say_little_still_make_a_report() {
     let mut results =
         synthetic::results(&[("a", &[f64::NAN, 0.0]), ("b", &[f64::INFINITY]), ("c", &[1e-300, 1e300])]);
     for run in &mut results.runs {
-        (run.samples, run.stages, run.histogram) = (Vec::new(), Vec::new(), Vec::new());
+        (run.samples, run.counted.stages, run.histogram) = (Vec::new(), Vec::new(), Vec::new());
         (run.reads, run.writes) = (None, None);
         run.durability = Durability::Replicated;
     }

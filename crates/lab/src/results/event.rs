@@ -49,17 +49,9 @@ pub struct EventRun {
     pub gap_after_s: f64,
     /// What became of acknowledged writes.
     pub acknowledged: Acknowledged,
-    /// Numbers of the OSDs that ended by themselves.
-    pub osds_ended: Vec<u32>,
-    /// Largest number of OSDs that the monitor reported as down at one time after the event. None
-    /// if the monitor reported nothing.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub osds_down: Option<u32>,
-    /// When the cluster was clean again.
-    pub recovery: Recovery,
-    /// What was scrubbed, if the event was a deep scrub.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub scrub: Option<Scrub>,
+    /// What became of the cluster.
+    #[serde(flatten)]
+    pub cluster: EventCluster,
     /// What an operator has to do afterwards. Set only where a device died.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operator: Option<String>,
@@ -71,6 +63,22 @@ pub struct EventRun {
     pub busy_percent: f64,
     /// Reasons why the event is not what was meant. Empty for a valid event.
     pub invalid: Vec<String>,
+}
+
+/// What became of the cluster after an event.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct EventCluster {
+    /// Numbers of the OSDs that ended by themselves.
+    pub osds_ended: Vec<u32>,
+    /// Largest number of OSDs that the monitor reported as down at one time after the event. None
+    /// if the monitor reported nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub osds_down: Option<u32>,
+    /// When the cluster was clean again.
+    pub recovery: Recovery,
+    /// What was scrubbed, if the event was a deep scrub.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scrub: Option<Scrub>,
 }
 
 /// Answers to the requests of clients that were due in a window. A percentile counts a request that

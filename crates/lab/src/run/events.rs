@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::journal::Journal;
-use super::measure::{REST, Stand};
+use super::measure::REST;
 use super::schedule::{Block, Clock, Shape, Step};
+use super::stand::Stand;
 use super::{ATTEMPTS, Progress, RunError, Runner};
 use crate::cluster::Health;
 use crate::collect::{Collector, Sample, Sources};
@@ -18,7 +19,7 @@ use crate::events::ledger::{Kept, Region, compare};
 use crate::fio::{Endpoint, Pattern};
 use crate::placement::{Arrangement, PlacementError};
 use crate::random::Random;
-use crate::results::{Acknowledged, EventRun, EventWindow, NotRun, Results};
+use crate::results::{Acknowledged, EventCluster, EventRun, EventWindow, NotRun, Results};
 use crate::suite::{Cell, Event, Happening, Suite, Workload};
 use crate::testbed::Testbed;
 use crate::words;
@@ -99,6 +100,16 @@ impl Seen {
         self.scrubs_since.iter_mut().for_each(|(at_s, _)| *at_s -= event_s);
         self.back_s = self.back_s.map(|at_s| at_s - event_s);
     }
+
+    /// What became of the cluster. All times are relative to the event already.
+    fn cluster(&self, osds_ended: Vec<u32>, times: Times) -> EventCluster {
+        EventCluster {
+            osds_ended,
+            osds_down: down(&self.health),
+            recovery: course::recovery(&self.health, self.back_s, times.end() - times.ended),
+            scrub: self.scrubs.as_ref().map(|before| course::scrub(before, &self.scrubs_since)),
+        }
+    }
 }
 
 impl Runner<'_> {
@@ -137,32 +148,16 @@ impl Runner<'_> {
     /// Runs an event on a new cluster.
     fn event(&self, due: &Due, journal: &mut Journal, clock: &mut Clock) -> Result<EventRun, RunError> {
         let Due { event, cell, repeat } = due;
-        let workload =
-            self.suite.workload(&cell.workload).expect("an event's workload is one of the suite's");
         let arrangement = Arrangement::parse(&cell.placement).map_err(RunError::Suite)?;
-        let step = Step { placement: cell.placement.clone(), repeat: *repeat, cells: vec![cell.clone()] };
-        let shape = Shape::of(&self.suite, cell).map_err(RunError::Suite)?;
         let start = Instant::now();
-        let mut stand = self.stand(&Block { shape, steps: vec![step] }, journal)?;
-        self.place(&mut stand, cell, self.path(cell)?, journal)?;
-        self.prepare(&mut stand, cell, workload, &arrangement)?;
+        let mut stand = self.stand_for(due, &arrangement, journal)?;
         clock.testbed(start.elapsed().as_secs_f64());
         let begun_s = self.begun.elapsed().as_secs_f64();
-        stand.testbed.cluster_mut().wait_clean().map_err(|error| RunError::Placement(error.into()))?;
+        stand.testbed.cluster_mut().wait_clean().map_err(placement)?;
         stand.testbed.emulate(true);
         std::thread::sleep(REST);
         let times = Times::of(&self.suite, event);
-        let load = Load {
-            seed: journal.results.seed ^ u64::from(*repeat),
-            exports: exports(&stand, cell)?,
-            depth: cell.depth,
-            block_bytes: workload.block_bytes,
-            set_bytes: workload.set_bytes,
-            read_percent: read_percent(workload),
-            requests_per_s: event.requests_per_s,
-            begin: Instant::now() + REST,
-            seconds: times.end() + SLACK_S,
-        };
+        let load = self.event_load(&stand, due, journal.results.seed, times)?;
         let collector = Collector::start(Sources::default());
         let (seen, clients) =
             client::run(&load, || self.watch(&mut stand.testbed, event, &arrangement, load.begin, times));
@@ -175,18 +170,11 @@ impl Runner<'_> {
         let windows = windows(&clients, times);
         seen.faults.extend(not_borne(&windows));
         let osds_ended = stand.testbed.cluster().ended_osds();
-        if event.kind == Happening::SsdDies
-            && stand.testbed.base(&arrangement).is_none_or(|(_, device)| device.faults().refused() == 0)
-        {
+        let dies = event.kind == Happening::SsdDies;
+        if dies && stand.testbed.base(&arrangement).is_none_or(|(_, device)| device.faults().refused() == 0) {
             seen.faults.push("nothing was asked of the device after it had died".into());
         }
-        let (salvaged, given_back) = match event.kind {
-            Happening::SsdDies => match stand.testbed.salvage() {
-                Ok(salvaged) => (salvaged, Ok(())),
-                Err(error) => (None, Err(error)),
-            },
-            _ => (None, stand.testbed.front(None).map(drop)),
-        };
+        let (salvaged, given_back) = give_back(&mut stand.testbed, dies);
         self.interrupted()?;
         let acknowledged = self.acknowledged(&stand, &clients, given_back, times);
         self.interrupted()?;
@@ -202,17 +190,52 @@ impl Runner<'_> {
             gap_before_s: course::gap(&clients, (times.begin(), times.began)),
             gap_after_s: course::gap(&clients, (times.began, times.end())),
             acknowledged,
-            osds_ended,
-            osds_down: down(&seen.health),
-            recovery: course::recovery(&seen.health, seen.back_s, times.end() - times.ended),
-            scrub: seen.scrubs.as_ref().map(|before| course::scrub(before, &seen.scrubs_since)),
-            operator: (event.kind == Happening::SsdDies).then(|| arrangement.mend().to_string()),
+            cluster: seen.cluster(osds_ended, times),
+            operator: dies.then(|| arrangement.mend().to_string()),
             salvaged,
             busy_percent: busy_percent(&samples),
             points: points(&clients, &seen.health, times),
             windows,
             what: seen.what,
             invalid: seen.faults,
+        })
+    }
+
+    /// A new cluster with the placement of an event in place, and the caches as its workload needs
+    /// them.
+    fn stand_for(
+        &self,
+        due: &Due,
+        arrangement: &Arrangement,
+        journal: &mut Journal,
+    ) -> Result<Stand, RunError> {
+        let Due { cell, repeat, .. } = due;
+        let step = Step { placement: cell.placement.clone(), repeat: *repeat, cells: vec![cell.clone()] };
+        let shape = Shape::of(&self.suite, cell).map_err(RunError::Suite)?;
+        let mut stand = self.stand(&Block { shape, steps: vec![step] }, journal)?;
+        self.place(&mut stand, cell, self.path(cell)?, journal)?;
+        self.prepare(&mut stand, cell, self.workload_of(cell), arrangement)?;
+        Ok(stand)
+    }
+
+    fn workload_of(&self, cell: &Cell) -> &Workload {
+        self.suite.workload(&cell.workload).expect("an event's workload is one of the suite's")
+    }
+
+    /// What clients do before and after an event. They begin in a moment.
+    fn event_load(&self, stand: &Stand, due: &Due, seed: u64, times: Times) -> Result<Load, RunError> {
+        let Due { event, cell, repeat } = due;
+        let workload = self.workload_of(cell);
+        Ok(Load {
+            seed: seed ^ u64::from(*repeat),
+            exports: exports(stand, cell)?,
+            depth: cell.depth,
+            block_bytes: workload.block_bytes,
+            set_bytes: workload.set_bytes,
+            read_percent: read_percent(workload),
+            requests_per_s: event.requests_per_s,
+            begin: Instant::now() + REST,
+            seconds: times.end() + SLACK_S,
         })
     }
 
@@ -319,6 +342,18 @@ impl Runner<'_> {
             }
         }
         found
+    }
+}
+
+/// Gives the images back: what can be had of them if the SSD of the placement in front died, all of
+/// them otherwise. Returns what was done after a death, and whether it succeeded.
+fn give_back(testbed: &mut Testbed, dies: bool) -> (Option<String>, Result<(), PlacementError>) {
+    if !dies {
+        return (None, testbed.front(None).map(drop));
+    }
+    match testbed.salvage() {
+        Ok(salvaged) => (salvaged, Ok(())),
+        Err(error) => (None, Err(error)),
     }
 }
 

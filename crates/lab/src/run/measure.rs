@@ -6,35 +6,27 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
+use super::prepare::missed_blocks;
+use super::stand::Stand;
 use super::validity::{self, Evidence};
-use super::watch::Watch;
 use super::{RunError, Runner};
 use crate::access::Access;
-use crate::collect::hops::Counters;
+use crate::collect::hops::{Counters, Stage};
 use crate::collect::{Class, Collector, CountsOf, Sample, Sources};
 use crate::device::Counts;
-use crate::fio::{self, Endpoint, Measured, Pass, Running, Sync};
+use crate::fio::{Endpoint, Measured, Sync};
 use crate::load::neighbours::{self, AtWork};
-use crate::load::{self, Client, Filled, Load, LoadError, Objects, Reach, Span};
+use crate::load::{self, Client, Load, LoadError, Reach, Span};
 use crate::network::Transit;
 use crate::placement::Arrangement;
-use crate::results::{Bench, Drained, Run, WINDOWS, Window};
+use crate::results::{Bench, Counted, Crowd, Drained, Run, WINDOWS, Window};
 use crate::scratch::Scratch;
-use crate::suite::{Caches, Cell, Guest, Tool, Workload};
+use crate::suite::{Cell, Tool, Workload};
 use crate::testbed::Testbed;
 use crate::words;
 
-/// Most passes over a set that should become warm.
-const WARM_PASSES_MAX: u32 = 8;
-/// A set is warm if a pass misses less than this part of it. A miss on a slowed disk takes as long
-/// as hundreds of hits.
-const WARM_MISSES_MAX: f64 = 0.000_2;
-/// Most runs of a load that let the caches settle before the load is measured.
-const SETTLE_ROUNDS_MAX: u32 = 4;
-/// Bytes of a block in the caches' counters of misses.
-const CACHE_BLOCK_BYTES: f64 = 4096.0;
 /// Extra time for a load generator, beyond the time it was given.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 /// Time limit of a pass over an image, with devices that answer at once.
 pub(super) const PASS_LIMIT: Duration = Duration::from_secs(3_600);
 /// Time between two checks whether all clients have begun, or one has ended.
@@ -43,63 +35,6 @@ const POLL: Duration = Duration::from_millis(10);
 const BEGIN_LIMIT: Duration = Duration::from_secs(60);
 /// Pause between the preparation of a measurement and its beginning.
 pub(super) const REST: Duration = Duration::from_millis(300);
-
-/// A testbed with its images.
-#[derive(Debug)]
-pub(super) struct Stand {
-    pub(super) testbed: Testbed,
-    /// Its number in the results.
-    pub(super) id: u32,
-    /// Images, and the bytes of each that were ever written.
-    pub(super) images: Vec<(String, u64)>,
-    /// Objects in addition to the images.
-    pub(super) objects: Objects,
-    /// The sets that the caches hold, as far as these fit. `None` if the caches are not known to be
-    /// warm.
-    pub(super) warm: Option<Warm>,
-}
-
-/// What caches are warm with: the sets of this number of clients and of neighbours.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Warm {
-    tool: Tool,
-    /// Bytes of the set of each client.
-    set_bytes: u64,
-    clients: u32,
-    neighbours: u32,
-    /// The workload under which the caches settled, if it reads and writes. Running it leaves the
-    /// caches as they are.
-    workload: Option<String>,
-}
-
-impl Stand {
-    /// The images of this number of neighbours: the last ones.
-    fn of_neighbours(&self, count: u32) -> impl Iterator<Item = Endpoint> {
-        let first = self.images.len().saturating_sub(count as usize);
-        self.images[first..].iter().map(|(image, _)| self.testbed.endpoint(image))
-    }
-
-    /// Why the cache treats a guest wrongly. `flushed` are the images for which the cache remembers
-    /// a flush. `None` if no guest is treated wrongly.
-    fn mistaken(&self, flushed: Option<Vec<String>>, clients: u32, guest: Guest) -> Option<String> {
-        let flushed = flushed?;
-        let images: Vec<&String> = self.images[..clients as usize].iter().map(|(image, _)| image).collect();
-        mistaken(&images, &flushed, guest)
-    }
-}
-
-/// Says which image's guest the cache treats wrongly: as a guest that flushes, or as a guest that
-/// never flushes.
-fn mistaken(images: &[&String], flushed: &[String], guest: Guest) -> Option<String> {
-    let flushes = guest == Guest::Flushes;
-    let image = images.iter().find(|image| flushed.contains(image) != flushes)?;
-    Some(match guest {
-        Guest::Flushes => {
-            format!("the cache has seen no flush of {image}, and takes its guest for one that never flushes")
-        }
-        Guest::NeverFlushes => format!("the cache has seen a flush of {image}, whose guest never flushes"),
-    })
-}
 
 /// Counters and states at one moment: before or after a window.
 struct Look {
@@ -124,38 +59,11 @@ impl Runner<'_> {
         let begun_s = self.begun.elapsed().as_secs_f64();
         let clients = self.clients(stand, cell, workload);
         stand.testbed.emulate(true);
-        if self.options.added.is_some() {
-            stand.testbed.add(self.options.added).map_err(RunError::Placement)?;
-        }
-        std::thread::sleep(REST);
-        let directory = Scratch::new("neighbours").map_err(RunError::io("cannot make a directory".into()))?;
-        let beside = self.neighbours(stand, cell, workload, &directory);
-        let ids = beside.as_ref().ok().and_then(Option::as_ref).map(AtWork::ids).unwrap_or_default();
-        let Seen { mut got, before, mut after, samples } =
-            self.load(&stand.testbed, clients.as_ref(), workload.block_bytes, ids)?;
-        let beside = match beside {
-            Ok(at_work) => at_work.map(AtWork::end),
-            Err(why) => {
-                got.failure.get_or_insert(why.to_string());
-                None
-            }
-        };
-        drop(directory);
-        if let Some(ended) = &beside {
-            got.failure = got.failure.or_else(|| ended.failure.clone());
-            // Device reads are for clients and neighbours together, so the neighbours' reads count
-            // too.
-            let seconds = f64::from(self.suite.seconds);
-            got.neighbours_read_bytes = (ended.read_bytes_per_s * seconds) as u64;
-        }
-        if self.options.added.is_some() {
-            stand.testbed.add(None).map_err(RunError::Placement)?;
-        }
-        self.interrupted()?;
+        let (mut seen, crowd) = self.at_work(stand, cell, workload, clients.as_ref())?;
         let mistaken = stand.testbed.flushed().map_err(|why| why.to_string());
         let mistaken =
             mistaken.map_or_else(Some, |flushed| stand.mistaken(flushed, cell.clients, workload.guest));
-        after.out_of_place = after.out_of_place.or(mistaken);
+        seen.after.out_of_place = seen.after.out_of_place.or(mistaken);
         // Dirty data is written back at the devices' own speed only after the first repeat of a
         // cell of the deciding workload. Otherwise devices answer at once meanwhile.
         let timed = repeat == 1 && cell.workload == self.suite.deciding;
@@ -164,97 +72,107 @@ impl Runner<'_> {
         let drained = stand.testbed.drain(limit_s, &stop).map_err(RunError::Placement)?;
         self.interrupted()?;
         let flushed = workload.sync == Sync::Flush;
-        let run = Run {
+        let figures = seen.got.measured.figures(flushed);
+        let counted = seen.counted(crowd.is_none().then_some(figures.iops));
+        // Without reads it does not matter which data was ever written.
+        let set_bytes = if workload.reads() { clients.set_bytes() * u64::from(clients.clients()) } else { 0 };
+        let evidence = Evidence {
+            set_bytes,
+            written_bytes: filled.bytes,
+            asks_no_device: arrangement.asks_no_device(),
+            flushes: if flushed { flushes(&counted.placement) } else { None },
+            ..self.evidence(cell, workload, &seen)
+        };
+        let invalid = validity::faults(&evidence);
+        Ok(Run {
             cell: cell.clone(),
             repeat,
             testbed: stand.id,
             hypervisors: self.suite.ground.hypervisors.min(cell.clients),
             durability: arrangement.durability(self.suite.replicas(cell), workload.access),
             begun_s,
-            commands: got.commands.clone(),
-            figures: got.measured.figures(flushed),
-            reads: got.measured.reads.figures(),
-            writes: got.measured.write_figures(flushed),
+            figures,
+            reads: seen.got.measured.reads.figures(),
+            writes: seen.got.measured.write_figures(flushed),
             // No histogram if a write is complete with its flush: nothing records which flush
             // belongs to which write.
-            histogram: if flushed { Vec::new() } else { got.measured.all().histogram() },
-            invalid: Vec::new(),
-            lower_bound: None,
-            samples: Vec::new(),
-            // With neighbours there are none: the counters include the neighbours' requests, which
-            // cannot be told apart.
-            stages: if beside.is_some() { Vec::new() } else { stages(&before, &after) },
-            transit_us: after.transit.zip(before.transit).and_then(|(after, before)| after.mean_us(before)),
-            devices: after
-                .devices
-                .iter()
-                .map(|(name, now)| (name.clone(), since(now, &before, name)))
-                .collect(),
-            cpu_us_per_io: BTreeMap::new(),
-            placement: differences(&before.placements, &after.placements),
+            histogram: if flushed { Vec::new() } else { seen.got.measured.all().histogram() },
+            lower_bound: validity::lower_bound(&evidence).filter(|_| invalid.is_empty()),
+            invalid,
+            counted,
             drained: drained.filter(|drained: &Drained| timed && drained.dirty_bytes > 0),
-            bench: got.bench,
-            windows: got.windows.clone(),
-            fio: got.reports.clone(),
-            neighbours: beside.map(|ended| ended.crowd),
-        };
-        // Without reads it does not matter which data was ever written.
-        let set_bytes = if workload.reads() { clients.set_bytes() * u64::from(clients.clients()) } else { 0 };
-        let sets = (set_bytes, filled.bytes);
-        Ok(self.judged(run, workload, &got, sets, (&before, &after), samples))
+            bench: seen.got.bench,
+            commands: seen.got.commands,
+            windows: seen.got.windows,
+            fio: seen.got.reports,
+            samples: seen.samples,
+            neighbours: crowd,
+        })
     }
 
-    /// Adds what follows from the measurement: whether the run is valid, and its costs.
-    fn judged(
+    /// Lets clients and neighbours work, with the time that is added to a hop.
+    fn at_work(
         &self,
-        mut run: Run,
+        stand: &mut Stand,
+        cell: &Cell,
         workload: &Workload,
-        got: &Got,
-        (set_bytes, written_bytes): (u64, u64),
-        (before, after): (&Look, &Look),
-        samples: Vec<Sample>,
-    ) -> Run {
-        let mean =
-            |of: &dyn Fn(&Sample) -> f64| samples.iter().map(of).sum::<f64>() / samples.len().max(1) as f64;
-        let cpu = |class: Class| {
-            mean(&|sample| sample.classes.get(&class).map_or(0.0, |usage| usage.cpu_percent)) / 100.0
+        clients: &dyn Load,
+    ) -> Result<(Seen, Option<Crowd>), RunError> {
+        if self.options.added.is_some() {
+            stand.testbed.add(self.options.added).map_err(RunError::Placement)?;
+        }
+        std::thread::sleep(REST);
+        let directory = Scratch::new("neighbours").map_err(RunError::io("cannot make a directory".into()))?;
+        let beside = self.neighbours(stand, cell, workload, &directory);
+        let ids = beside.as_ref().ok().and_then(Option::as_ref).map(AtWork::ids).unwrap_or_default();
+        let mut seen = self.load(&stand.testbed, clients, workload.block_bytes, ids)?;
+        let beside = match beside {
+            Ok(at_work) => at_work.map(AtWork::end),
+            Err(why) => {
+                seen.got.failure.get_or_insert(why.to_string());
+                None
+            }
         };
-        let arrangement = Arrangement::parse(&run.cell.placement).ok();
+        drop(directory);
+        if let Some(ended) = &beside {
+            seen.got.failure = seen.got.failure.or_else(|| ended.failure.clone());
+            // Device reads are for clients and neighbours together, so the neighbours' reads count
+            // too.
+            let seconds = f64::from(self.suite.seconds);
+            seen.got.neighbours_read_bytes = (ended.read_bytes_per_s * seconds) as u64;
+        }
+        if self.options.added.is_some() {
+            stand.testbed.add(None).map_err(RunError::Placement)?;
+        }
+        self.interrupted()?;
+        Ok((seen, beside.map(|ended| ended.crowd)))
+    }
+
+    /// What was seen that tells whether the run is valid.
+    fn evidence(&self, cell: &Cell, workload: &Workload, seen: &Seen) -> Evidence {
+        let Seen { got, before, after, .. } = seen;
         let databases = |name| after.stages.as_ref().map_or(0, |osds| osds.level("bluefs", name));
-        let evidence = Evidence {
-            osds: run.cell.disks * run.cell.osds_per_disk,
+        let osds = cell.disks * cell.osds_per_disk;
+        Evidence {
+            osds,
             osds_answering: before.osds.min(after.osds),
-            set_bytes,
-            written_bytes,
-            unnamed_cache_bytes: self.suite.ground.osd_cache_bytes
-                * u64::from(run.cell.disks * run.cell.osds_per_disk),
-            asks_no_device: arrangement.is_some_and(|arrangement| arrangement.asks_no_device()),
-            flushes: if workload.sync == Sync::Flush { flushes(&run.placement) } else { None },
+            unnamed_cache_bytes: self.suite.ground.osd_cache_bytes * u64::from(osds),
             read_bytes: got.measured.reads.ios * workload.block_bytes + got.neighbours_read_bytes,
-            device_read_bytes: run.devices.values().map(|counts| counts.read_bytes).sum(),
+            device_read_bytes: seen.devices().values().map(|counts| counts.read_bytes).sum(),
             // A store with one device reports no data on a slower one.
             spilled_bytes: databases("slow_used_bytes"),
             database_bytes: databases("db_used_bytes"),
             requests: got.measured.all().ios,
-            client_thread: mean(&|sample| sample.busiest_client_percent) / 100.0,
-            busy: mean(&|sample| sample.busy_percent) / 100.0,
+            client_thread: seen.mean(|sample| sample.busiest_client_percent) / 100.0,
+            busy: seen.mean(|sample| sample.busy_percent) / 100.0,
             failure: got.failure.clone(),
             out_of_place: after.out_of_place.clone(),
-        };
-        run.invalid = validity::faults(&evidence);
-        run.lower_bound = validity::lower_bound(&evidence).filter(|_| run.invalid.is_empty());
-        for class in Class::ALL {
-            let used = cpu(class);
-            if used > 0.0 && run.figures.iops > 0.0 && run.neighbours.is_none() {
-                run.cpu_us_per_io.insert(class.name().into(), used * 1e6 / run.figures.iops);
-            }
+            ..Evidence::default()
         }
-        run.samples = samples;
-        run
     }
 
     /// The load of a cell's clients, on what is in front of the cluster now.
-    fn clients(&self, stand: &Stand, cell: &Cell, workload: &Workload) -> Box<dyn Load> {
+    pub(super) fn clients(&self, stand: &Stand, cell: &Cell, workload: &Workload) -> Box<dyn Load> {
         let image = |client: u32| {
             let (image, written) = &stand.images[client as usize];
             (stand.testbed.endpoint(image), *written)
@@ -265,7 +183,7 @@ impl Runner<'_> {
 
     /// Bytes of its image that a neighbour uses: as many as the workload's set has if clients have
     /// images, otherwise all.
-    fn neighbours_set_bytes(&self, workload: &Workload) -> u64 {
+    pub(super) fn neighbours_set_bytes(&self, workload: &Workload) -> u64 {
         let image_bytes = self.suite.ground.image_bytes;
         if workload.tool == Tool::Fio { workload.set_bytes.min(image_bytes) } else { image_bytes }
     }
@@ -286,135 +204,10 @@ impl Runner<'_> {
         neighbours::start(&images, of, set_bytes, directory.path(), &stop).map(Some)
     }
 
-    /// Brings the caches, and the data that clients will read, into the state that the workload
-    /// needs. Devices answer at once meanwhile.
-    pub(super) fn prepare(
-        &self,
-        stand: &mut Stand,
-        cell: &Cell,
-        workload: &Workload,
-        arrangement: &Arrangement,
-    ) -> Result<Filled, RunError> {
-        let filled = if self.options.unfilled {
-            Filled::default()
-        } else {
-            let clients = self.clients(stand, cell, workload);
-            let watch = Watch::new(self, &stand.testbed, PASS_LIMIT);
-            clients.fill(&mut stand.objects, &|| watch.stop()).map_err(RunError::Load)?
-        };
-        if filled.anew {
-            stand.warm = None;
-        }
-        let beside = self.suite.neighbours(cell).map_or(0, |neighbours| neighbours.count);
-        stand.testbed.drain(0.0, &|| false).map_err(RunError::Placement)?;
-        // A placement in front of the cluster that was not as it should be in the measurement
-        // before is put in place anew.
-        if let Some(front) = arrangement.front().filter(|_| stand.testbed.holds().is_err()) {
-            self.front(stand, Some(front))?;
-        }
-        // A cache does not forget that a guest has flushed. If it has seen a flush, it is put in
-        // place anew for guests that never flush.
-        if workload.guest == Guest::NeverFlushes
-            && let Some(front) = arrangement.front()
-        {
-            let flushed = stand.testbed.flushed().map_err(RunError::Placement)?;
-            if stand.mistaken(flushed, cell.clients, workload.guest).is_some() {
-                self.front(stand, Some(front))?;
-            }
-        }
-        let settles = workload.caches == Caches::Warm && workload.reads() && workload.writes();
-        let warm = Warm {
-            tool: workload.tool,
-            set_bytes: workload.set_bytes,
-            clients: cell.clients,
-            neighbours: beside,
-            workload: settles.then(|| workload.name.clone()),
-        };
-        match workload.caches {
-            Caches::Cold => {
-                let front = arrangement.front().filter(|front| front.caches_reads());
-                if let Some(front) = front {
-                    stand.warm = None;
-                    stand.testbed.front(Some(front)).map_err(RunError::Placement)?;
-                }
-            }
-            Caches::Warm if stand.warm.as_ref() == Some(&warm) => {}
-            Caches::Warm if arrangement.caches_reads() && !arrangement.caches_in_memory() => {
-                let clients = self.clients(stand, cell, workload);
-                stand.testbed.prepare(|| {
-                    // A cache that resists scans admits a block when it is read again.
-                    for _ in 0..2 {
-                        let set_bytes = self.neighbours_set_bytes(workload);
-                        let images = stand.of_neighbours(beside).map(|image| (image, set_bytes));
-                        self.pass_over(&stand.testbed, Pass::Read, images)?;
-                    }
-                    (0..cell.clients)
-                        .try_for_each(|client| self.warm(&stand.testbed, clients.as_ref(), client))
-                })?;
-                if settles {
-                    self.settle(&stand.testbed, clients.as_ref(), workload)?;
-                }
-                // These blocks stay until other data is read or written.
-                stand.warm = Some(warm);
-                stand.testbed.drain(0.0, &|| false).map_err(RunError::Placement)?;
-            }
-            Caches::Warm => {}
-        }
-        if workload.guest == Guest::Flushes {
-            let limit = Instant::now() + PATIENCE;
-            let clients = self.clients(stand, cell, workload);
-            clients.flush(&|| self.stop_reason(limit)).map_err(RunError::Load)?;
-            for image in stand.of_neighbours(beside) {
-                let words = fio::flush(&image);
-                let flushed = Running::start(&image, &words);
-                let flushed = flushed.and_then(|running| running.finish(&|| self.stop_reason(limit)));
-                flushed.map_err(|e| RunError::Load(e.into()))?;
-            }
-            stand.testbed.drain(0.0, &|| false).map_err(RunError::Placement)?;
-        }
-        if workload.changes_caches() && !settles || beside > 0 {
-            stand.warm = None;
-        }
-        self.interrupted()?;
-        Ok(filled)
-    }
-
-    /// Reads a client's set until a cache holds as much of it as it can.
-    fn warm(&self, testbed: &Testbed, clients: &dyn Load, client: u32) -> Result<(), RunError> {
-        let set_bytes = clients.set_bytes();
-        let misses = || -> Result<f64, RunError> {
-            let counters = testbed.counters().map_err(RunError::Placement)?;
-            Ok(missed_blocks(&counters) * CACHE_BLOCK_BYTES)
-        };
-        // The second pass shows nothing: a cache that resists scans admits blocks then, and holds
-        // them from the third pass on.
-        until_warm(WARM_PASSES_MAX, 3, || {
-            let before = misses()?;
-            let watch = Watch::new(self, testbed, PASS_LIMIT);
-            clients.pass(client, &|| watch.stop()).map_err(RunError::Load)?;
-            Ok(Some((misses()? - before) / set_bytes as f64))
-        })
-    }
-
-    /// Runs the measured load until a cache misses as little as it can, because writes take the
-    /// place of cached blocks. SNIA's test specification calls that workload-dependent
-    /// preconditioning.
-    fn settle(&self, testbed: &Testbed, clients: &dyn Load, workload: &Workload) -> Result<(), RunError> {
-        until_warm(SETTLE_ROUNDS_MAX, 2, || {
-            let Seen { got, before, after, .. } =
-                self.load(testbed, clients, workload.block_bytes, Vec::new())?;
-            self.interrupted()?;
-            let missed = missed_blocks(&after.placements) - missed_blocks(&before.placements);
-            // A load that fails here fails in the measurement too, which reports the reason.
-            let goes_on = got.failure.is_none();
-            Ok(goes_on.then(|| missed / got.measured.all().ios.max(1) as f64))
-        })
-    }
-
     /// Runs all clients side by side. Reads all counters when the last client's ramp ends and when
     /// the first client's time is over: counters and clients share this window. `beside` are the
     /// process ids of neighbours.
-    fn load(
+    pub(super) fn load(
         &self,
         testbed: &Testbed,
         clients: &dyn Load,
@@ -509,28 +302,8 @@ impl Runner<'_> {
     }
 }
 
-/// Repeats `once`, at most `most` times, until a cache misses next to nothing of a set. A set that
-/// does not fit never gets there. Such a set is as warm as it can be when a round, from round
-/// `told` on, misses more than 90 % of what the round before missed. `once` returns the part that
-/// was missed, or `None` to stop.
-fn until_warm(
-    most: u32,
-    told: u32,
-    mut once: impl FnMut() -> Result<Option<f64>, RunError>,
-) -> Result<(), RunError> {
-    let mut last = f64::MAX;
-    for time in 1..=most {
-        let Some(missed) = once()? else { break };
-        if missed < WARM_MISSES_MAX || time >= told && missed > last * 0.9 {
-            break;
-        }
-        last = missed;
-    }
-    Ok(())
-}
-
 /// The outcome of a load.
-struct Seen {
+pub(super) struct Seen {
     got: Got,
     /// Taken when the last client's ramp had ended.
     before: Look,
@@ -538,6 +311,57 @@ struct Seen {
     after: Look,
     /// Samples between the two.
     samples: Vec<Sample>,
+}
+
+impl Seen {
+    /// Blocks that caches missed for each request of the clients. `None` if the load failed.
+    pub(super) fn missed_per_request(&self) -> Option<f64> {
+        let missed = missed_blocks(&self.after.placements) - missed_blocks(&self.before.placements);
+        let requests = self.got.measured.all().ios.max(1);
+        self.got.failure.is_none().then(|| missed / requests as f64)
+    }
+
+    /// Mean of a figure of the samples.
+    fn mean(&self, of: impl Fn(&Sample) -> f64) -> f64 {
+        self.samples.iter().map(of).sum::<f64>() / self.samples.len().max(1) as f64
+    }
+
+    /// What each device did meanwhile.
+    fn devices(&self) -> BTreeMap<String, Counts> {
+        let earlier = |name| self.before.devices.get(name).copied().unwrap_or_default();
+        let devices = self.after.devices.iter();
+        devices.map(|(name, now)| (name.clone(), now.since(earlier(name)))).collect()
+    }
+
+    /// Time of requests in each of Ceph's stages.
+    fn stages(&self) -> Vec<Stage> {
+        let (before, after) = (&self.before, &self.after);
+        let both = after.stages.as_ref().zip(before.stages.as_ref()).filter(|_| after.osds == before.osds);
+        both.map(|(after, before)| after.since(before)).unwrap_or_default()
+    }
+
+    /// Processor time per request in microseconds, by kind of process.
+    fn cpu_us_per_io(&self, iops: f64) -> BTreeMap<String, f64> {
+        let percent =
+            |class| self.mean(|sample| sample.classes.get(&class).map_or(0.0, |usage| usage.cpu_percent));
+        let used = Class::ALL.into_iter().map(|class| (class, percent(class) / 100.0));
+        let used = used.filter(|(_, used)| *used > 0.0 && iops > 0.0);
+        used.map(|(class, used)| (class.name().into(), used * 1e6 / iops)).collect()
+    }
+
+    /// What was counted. `iops` are the clients' requests per second if nobody worked beside the
+    /// clients. The requests of neighbours cannot be told apart in Ceph's stages and in the time of
+    /// processors, which are then left out.
+    fn counted(&self, iops: Option<f64>) -> Counted {
+        let transits = self.after.transit.zip(self.before.transit);
+        Counted {
+            stages: iops.map(|_| self.stages()).unwrap_or_default(),
+            transit_us: transits.and_then(|(after, before)| after.mean_us(before)),
+            devices: self.devices(),
+            cpu_us_per_io: iops.map(|iops| self.cpu_us_per_io(iops)).unwrap_or_default(),
+            placement: differences(&self.before.placements, &self.after.placements),
+        }
+    }
 }
 
 /// What the clients of a run got.
@@ -588,11 +412,6 @@ fn windows(
     dirty.iter().enumerate().map(of).collect()
 }
 
-/// Blocks that caches missed, in total.
-fn missed_blocks(counters: &Map<String, Value>) -> f64 {
-    counters.values().filter_map(|of| of["miss_blocks"].as_f64()).sum()
-}
-
 /// Bytes that placements have not written back, in total.
 fn dirty_bytes(counters: &Map<String, Value>) -> u64 {
     let all = counters.values().filter_map(Value::as_object).flatten();
@@ -608,15 +427,6 @@ fn flushes(counted: &Value) -> Option<u64> {
     // prove nothing.
     let gateway = || counted.get(Access::Iscsi.name());
     on_host.or_else(gateway)?["flushes"].as_u64()
-}
-
-fn since(now: &Counts, before: &Look, name: &str) -> Counts {
-    now.since(before.devices.get(name).copied().unwrap_or_default())
-}
-
-fn stages(before: &Look, after: &Look) -> Vec<crate::collect::hops::Stage> {
-    let both = after.stages.as_ref().zip(before.stages.as_ref()).filter(|_| after.osds == before.osds);
-    both.map(|(after, before)| after.since(before)).unwrap_or_default()
 }
 
 /// Counters of placements, as differences between two looks. A counter whose name ends with
@@ -636,22 +446,6 @@ fn differences(before: &Map<String, Value>, after: &Map<String, Value>) -> Value
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_cache_has_seen_a_flush_of_each_guest_but_of_one_that_never_flushes() {
-        let [one, two] = ["img0".to_string(), "img1".to_string()];
-        let images = [&one, &two];
-        let seen = |flushed: &[&String], guest| {
-            let flushed: Vec<String> = flushed.iter().map(|image| image.to_string()).collect();
-            mistaken(&images, &flushed, guest)
-        };
-        assert_eq!(seen(&[&one, &two], Guest::Flushes), None);
-        assert_eq!(seen(&[], Guest::NeverFlushes), None);
-        let missing = seen(&[&one], Guest::Flushes).expect("one is missing");
-        assert!(missing.contains("no flush of img1"), "{missing}");
-        let sent = seen(&[&two], Guest::NeverFlushes).expect("one was sent");
-        assert!(sent.contains("a flush of img1"), "{sent}");
-    }
 
     #[test]
     fn a_flush_arrives_at_the_cache_or_at_the_end_of_the_path_if_somebody_counts() {

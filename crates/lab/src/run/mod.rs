@@ -5,8 +5,11 @@ mod events;
 pub mod journal;
 mod layout;
 mod measure;
+mod planned;
+mod prepare;
 pub mod schedule;
 mod size;
+mod stand;
 pub mod validity;
 mod watch;
 
@@ -17,27 +20,22 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::access::Access;
-use crate::cluster::{self, ClusterError};
+use crate::cluster;
 use crate::device::{Preset, preset};
-use crate::fio::{self, Endpoint, Pass, Running};
-use crate::load::{self, LoadError, Objects, Reach};
+use crate::load::LoadError;
 use crate::machine;
 use crate::network::Network;
-use crate::placement::{Arrangement, Placement, PlacementError};
-use crate::release::ROOT_BYTES;
-use crate::results::{FORMAT, Frozen, NotRun, NotRunClients, NotRunSize, Results, Run, Testbed as Described};
-use crate::suite::{Cell, Suite, Tool};
-use crate::testbed::{Added, Entrance, Testbed};
-use crate::words;
+use crate::placement::{Arrangement, PlacementError};
+use crate::results::{FORMAT, Frozen, NotRun, Results, Run};
+use crate::suite::{Cell, Suite};
+use crate::testbed::Added;
 use journal::Journal;
-use measure::{PASS_LIMIT, Stand};
+pub use planned::{Plan, PlannedTestbed, plan};
 use schedule::{Block, Clock};
 use size::{is_left_out, not_run_clients, not_run_sizes};
-use watch::Watch;
 
 /// Seconds of a drain at the devices' own speed that are measured: in the quick form, and in the
 /// exact form.
@@ -45,8 +43,6 @@ const DRAIN_S: (f64, f64) = (10.0, 600.0);
 
 /// Most attempts at any part of a suite: a cluster that broke is replaced once.
 const ATTEMPTS: u32 = 2;
-/// Fills of new caches write a multiple of this many bytes to each image.
-const AGED_UNIT_BYTES: u64 = 1 << 20;
 /// The network between clients and OSDs when the cluster has no network of its own.
 const LOOPBACK: &str = "the loopback interface";
 
@@ -164,6 +160,9 @@ impl RunError {
     }
 }
 
+/// The placements that have a repeat, for each repeat that not all placements have.
+type Wanted = BTreeMap<u32, BTreeSet<String>>;
+
 /// A suite while it is being run.
 struct Runner<'a> {
     suite: Suite,
@@ -187,25 +186,7 @@ struct Runner<'a> {
 pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results, RunError> {
     let header = header(&options)?;
     let (mut journal, resumed) = Journal::open(&options.out, header, options.restart)?;
-    let seed = journal.results.seed;
-    let suite = options.suite.clone();
-    let mut runner = Runner {
-        suite,
-        options,
-        progress,
-        begun: Instant::now(),
-        cpus: journal.results.machine.cpus,
-        no_network: None,
-        failed: RefCell::new(None),
-    };
-    if runner.suite.ground.servers > 0 {
-        runner.no_network = Network::available(layout::delay(&runner.suite)).err().map(|why| why.to_string());
-    }
-    if let Some(why) = &runner.no_network
-        && journal.results.testbeds.iter().any(|testbed| !testbed.network.starts_with(LOOPBACK))
-    {
-        return Err(RunError::NoNetwork(why.clone()));
-    }
+    let runner = Runner::new(options, progress, &journal.results)?;
     if resumed {
         let done = journal.results.runs.len() + journal.results.events.len();
         progress(&Progress {
@@ -220,56 +201,21 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
         journal.not_run(found.clone())?;
     }
     let mut clock = Clock::new(&runner.suite);
-    let mut wanted: BTreeMap<u32, BTreeSet<String>> = BTreeMap::new();
-    for repeats in runner.suite.repeats.. {
-        if repeats > runner.suite.repeats {
-            let contenders = schedule::contenders(&journal.results, repeats);
-            if contenders.is_empty() {
-                break;
-            }
-            wanted.insert(repeats, contenders);
-        }
-        for attempt in 0..=ATTEMPTS {
-            let known = journal.results.runs.clone();
-            let left_out = journal.results.with_runs(Vec::new());
-            let done = |cell: &Cell, repeat: u32| {
-                let made = |run: &Run| run.cell == *cell && run.repeat == repeat;
-                let decides = || cell.workload == runner.suite.deciding;
-                let contends = |names: &BTreeSet<String>| decides() && names.contains(&cell.placement);
-                is_not_run(&runner.suite, &not_run, cell)
-                    || is_left_out(&left_out, cell)
-                    || !wanted.get(&repeat).is_none_or(contends)
-                    || known.iter().any(made)
-            };
-            let blocks = schedule::blocks(&runner.suite, repeats, seed, &done).map_err(RunError::Suite)?;
-            if blocks.is_empty() {
-                break;
-            }
-            if attempt == ATTEMPTS {
-                // A block whose OSDs stopped answering ends early without recording a failure.
-                let broke = || format!("an OSD ended in each of {ATTEMPTS} attempts");
-                runner.failed.borrow_mut().get_or_insert_with(broke);
-                break;
-            }
-            runner.failed.take();
-            for (at, block) in blocks.iter().enumerate() {
-                runner.block(block, &blocks[at + 1..], &mut journal, &mut clock)?;
-            }
-        }
-        if let Some(failed) = runner.failed.take() {
-            return Err(RunError::Failed(failed));
-        }
-    }
+    runner.measurements(&not_run, &mut journal, &mut clock)?;
     runner.events(&not_run, &mut journal, &mut clock)?;
     if journal.results.runs.is_empty() && journal.results.events.is_empty() {
-        let why = not_run.into_iter().find(|found| !runner.suite.without.contains(&found.placement));
-        let size = journal.results.not_run_sizes.first().map(|found| found.why.clone());
-        let clients = journal.results.not_run_clients.first().map(|found| found.why.clone());
-        let why = why.map(|found| found.why).or(size).or(clients);
-        return Err(RunError::Nothing(why.unwrap_or_default()));
+        return Err(RunError::Nothing(why_nothing(&runner.suite, not_run, &journal.results)));
     }
     let out = runner.options.out.clone();
     journal.finish(&out)
+}
+
+/// Why nothing of a suite was measured: the first reason that is not the suite's own choice.
+fn why_nothing(suite: &Suite, not_run: Vec<NotRun>, results: &Results) -> String {
+    let why = not_run.into_iter().find(|found| !suite.without.contains(&found.placement));
+    let size = results.not_run_sizes.first().map(|found| found.why.clone());
+    let clients = results.not_run_clients.first().map(|found| found.why.clone());
+    why.map(|found| found.why).or(size).or(clients).unwrap_or_default()
 }
 
 /// The results before the first measurement.
@@ -316,91 +262,6 @@ impl Frozen {
     }
 }
 
-/// The steps of a suite, without running it.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
-pub struct Plan {
-    /// Testbeds in their order, each with its measurements.
-    pub testbeds: Vec<PlannedTestbed>,
-    /// Placements and set-ups that are not measured or not possible here, and workloads that are
-    /// left out, with the reasons.
-    pub not_run: Vec<NotRun>,
-    /// Sizes of clusters that are not measured, and why.
-    pub not_run_sizes: Vec<NotRunSize>,
-    /// Numbers of clients with which nothing is measured, and why.
-    pub not_run_clients: Vec<NotRunClients>,
-    /// Number of measurements.
-    pub runs: usize,
-    /// The events under load, each on a cluster of its own: repeat, placement, event, and what
-    /// clients do.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub events: Vec<(u32, String, String, String)>,
-    /// Estimated duration in seconds.
-    pub seconds: f64,
-    /// Most bytes on this machine's disk at one time.
-    pub bytes: u64,
-    /// The release of Ceph, if it is not the installed one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub release: Option<u32>,
-    /// Bytes, in addition to `bytes`, for a root directory with that release.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub root_bytes: Option<u64>,
-}
-
-/// One testbed of a plan.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
-pub struct PlannedTestbed {
-    /// The names of the placements below the cluster.
-    pub below: String,
-    /// The class of the SSD.
-    pub ssd: String,
-    /// Disks, and OSDs on each.
-    pub disks: (u32, u32),
-    /// Measurements in their order: repeat, placement, workload and the load generator's arguments.
-    pub runs: Vec<(u32, String, String, String)>,
-}
-
-/// Returns what [`run`] would do, without doing it.
-///
-/// # Errors
-/// If the suite names something that does not exist.
-pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
-    let suite = &options.suite;
-    let left_out = header(options)?;
-    let not_run = not_run(suite, options.release)?;
-    let impossible = |cell: &Cell, _| is_not_run(suite, &not_run, cell) || is_left_out(&left_out, cell);
-    let blocks =
-        schedule::blocks(suite, suite.repeats, options.seed, &impossible).map_err(RunError::Suite)?;
-    let (hypervisors, servers) = (suite.ground.hypervisors, suite.ground.servers);
-    let ssds = blocks.iter().map(|block| Ok(block.ssds(hypervisors)?.count(servers)));
-    let ssds = ssds.collect::<Result<Vec<u32>, _>>().map_err(RunError::Suite)?;
-    let ssds = u64::from(ssds.into_iter().max().unwrap_or(1));
-    let testbeds: Vec<PlannedTestbed> = blocks.iter().map(|block| planned(suite, block)).collect();
-    let runs = testbeds.iter().map(|testbed| testbed.runs.len()).sum();
-    let (disks, ssd) = (suite.ground.disks.iter().max().copied().unwrap_or(1), suite.ground.ssd_bytes);
-    let has_objects = suite.workloads.iter().any(|workload| workload.tool == Tool::RadosBench);
-    let objects = if has_objects { suite.objects_bytes_max() } else { 0 };
-    let images = suite.ground.image_bytes * u64::from(suite.images_on(left_out.machine.cpus));
-    let written = (images + objects) * u64::from(suite.ground.replicas_max());
-    let due = events::due(suite, options.seed, &|due| impossible(&due.cell, 0));
-    let load_s: u32 = due.iter().map(|due| due.event.load_s(suite)).sum();
-    // An event's SSDs are in all servers or in up to two hypervisors, depending on the placement.
-    // Count the larger number.
-    let ssds = if due.is_empty() { ssds } else { ssds.max(u64::from(servers.max(1)).max(2)) };
-    Ok(Plan {
-        seconds: Clock::new(suite).left_s(blocks.len() + due.len(), runs) + f64::from(load_s),
-        events: due.iter().map(|due| planned_event(suite, due)).collect(),
-        bytes: (written + (1 << 30) * u64::from(disks)).min(suite.ground.disk_bytes * u64::from(disks))
-            + ssd * ssds,
-        testbeds,
-        not_run,
-        release: options.release,
-        root_bytes: options.release.map(|_| ROOT_BYTES),
-        not_run_sizes: left_out.not_run_sizes,
-        not_run_clients: left_out.not_run_clients,
-        runs,
-    })
-}
-
 /// Placements and workloads that the suite leaves out, set-ups that it does not measure, and
 /// placements that are not possible here with release `ceph` (or, if that is `None`, the installed
 /// release).
@@ -441,41 +302,98 @@ fn is_not_run(suite: &Suite, not_run: &[NotRun], cell: &Cell) -> bool {
     workload.is_some_and(|workload| not_run.iter().any(|found| found.covers(&cell.placement, workload)))
 }
 
-fn planned(suite: &Suite, block: &Block) -> PlannedTestbed {
-    let runs = block.steps.iter().flat_map(|step| {
-        step.cells.iter().map(|cell| {
-            let workload = suite.workload(&cell.workload).expect("a suite's cells are of its workloads");
-            let image = |client| (Endpoint::rbd("CONF", format!("img{client}")), 0);
-            let pool = |_| Entrance { conf: "CONF".into(), client: None };
-            let reach = Reach { image: &image, pool: &pool };
-            let clients = load::of(suite, workload, cell.depth, cell.clients, &reach);
-            let slowed = cell.slowed_by.map(|by| format!(", slowed by {by}")).unwrap_or_default();
-            let beside = cell.beside().map(|what| format!(", {what}")).unwrap_or_default();
-            let name = format!("{} QD{} × {}{slowed}{beside}", cell.workload, cell.depth, cell.clients);
-            (step.repeat, step.placement.clone(), name, clients.command(0))
+impl<'a> Runner<'a> {
+    /// A run that goes on from these results.
+    ///
+    /// # Errors
+    /// If the results were measured with a network, and there is none now.
+    fn new(
+        options: Options<'a>,
+        progress: &'a dyn Fn(&Progress),
+        results: &Results,
+    ) -> Result<Runner<'a>, RunError> {
+        let suite = options.suite.clone();
+        let no_network = match suite.ground.servers {
+            0 => None,
+            _ => Network::available(layout::delay(&suite)).err().map(|why| why.to_string()),
+        };
+        if let Some(why) = &no_network
+            && results.testbeds.iter().any(|testbed| !testbed.network.starts_with(LOOPBACK))
+        {
+            return Err(RunError::NoNetwork(why.clone()));
+        }
+        Ok(Runner {
+            suite,
+            options,
+            progress,
+            begun: Instant::now(),
+            cpus: results.machine.cpus,
+            no_network,
+            failed: RefCell::new(None),
         })
-    });
-    PlannedTestbed {
-        below: block.shape.below.clone(),
-        ssd: block.shape.ssd.clone(),
-        disks: (block.shape.disks, block.shape.osds_per_disk),
-        runs: runs.collect(),
     }
-}
 
-fn planned_event(suite: &Suite, due: &events::Due) -> (u32, String, String, String) {
-    let events::Due { event, cell, repeat } = due;
-    let what = format!(
-        "{} with {} requests per second each for {} s, event after {} s",
-        words::count(cell.clients as usize, "client"),
-        event.requests_per_s,
-        event.load_s(suite),
-        suite.ramp_s + event.before_s(suite)
-    );
-    (*repeat, cell.placement.clone(), event.name.clone(), what)
-}
+    /// Makes the measurements of all repeats. Placements of the deciding workload whose order is
+    /// open get more repeats than the others.
+    fn measurements(
+        &self,
+        not_run: &[NotRun],
+        journal: &mut Journal,
+        clock: &mut Clock,
+    ) -> Result<(), RunError> {
+        let mut wanted: Wanted = BTreeMap::new();
+        for repeats in self.suite.repeats.. {
+            if repeats > self.suite.repeats {
+                let contenders = schedule::contenders(&journal.results, repeats);
+                if contenders.is_empty() {
+                    break;
+                }
+                wanted.insert(repeats, contenders);
+            }
+            for attempt in 0..=ATTEMPTS {
+                let blocks = self.left(repeats, not_run, &wanted, &journal.results)?;
+                if blocks.is_empty() {
+                    break;
+                }
+                if attempt == ATTEMPTS {
+                    // A block whose OSDs stopped answering ends early without recording a failure.
+                    let broke = || format!("an OSD ended in each of {ATTEMPTS} attempts");
+                    self.failed.borrow_mut().get_or_insert_with(broke);
+                    break;
+                }
+                self.failed.take();
+                for (at, block) in blocks.iter().enumerate() {
+                    self.block(block, &blocks[at + 1..], journal, clock)?;
+                }
+            }
+            if let Some(failed) = self.failed.take() {
+                return Err(RunError::Failed(failed));
+            }
+        }
+        Ok(())
+    }
 
-impl Runner<'_> {
+    /// The measurements of the first `repeats` repeats that are still to be made, testbed by
+    /// testbed.
+    fn left(
+        &self,
+        repeats: u32,
+        not_run: &[NotRun],
+        wanted: &Wanted,
+        results: &Results,
+    ) -> Result<Vec<Block>, RunError> {
+        let done = |cell: &Cell, repeat: u32| {
+            let made = |run: &Run| run.cell == *cell && run.repeat == repeat;
+            let decides = || cell.workload == self.suite.deciding;
+            let contends = |names: &BTreeSet<String>| decides() && names.contains(&cell.placement);
+            is_not_run(&self.suite, not_run, cell)
+                || is_left_out(results, cell)
+                || !wanted.get(&repeat).is_none_or(contends)
+                || results.runs.iter().any(made)
+        };
+        schedule::blocks(&self.suite, repeats, results.seed, &done).map_err(RunError::Suite)
+    }
+
     /// Fails once the user wants the run to end.
     fn interrupted(&self) -> Result<(), RunError> {
         if self.options.stop.load(Ordering::Acquire) { Err(RunError::Interrupted) } else { Ok(()) }
@@ -554,155 +472,6 @@ impl Runner<'_> {
             Err(error) => Err(error),
         }
     }
-
-    /// Brings a testbed up, fills its images, and fills the caches below the cluster.
-    fn stand(&self, block: &Block, journal: &mut Journal) -> Result<Stand, RunError> {
-        let (ground, shape) = (&self.suite.ground, &block.shape);
-        let arrangement = Arrangement::parse(&shape.below).map_err(RunError::Suite)?;
-        let layout = layout::of(&self.suite, block, self.no_network.is_none())?;
-        let (parent, program) = (&self.options.parent, &self.options.program);
-        let mut testbed = Testbed::up(parent, program, &layout, &arrangement).map_err(RunError::Placement)?;
-        testbed.calm().map_err(RunError::Placement)?;
-        let written_bytes = if self.options.unfilled { 0 } else { ground.image_bytes };
-        let mut images = Vec::new();
-        for number in 0..self.suite.images_on(self.cpus) {
-            let name = format!("img{number}");
-            testbed.image(&name, ground.image_bytes).map_err(RunError::Placement)?;
-            images.push((name, written_bytes));
-        }
-        self.pass_over(
-            &testbed,
-            Pass::WriteAndFlush,
-            images.iter().map(|(image, bytes)| (testbed.direct(image), *bytes)),
-        )?;
-        let id = journal.results.testbeds.iter().map(|testbed| testbed.id + 1).max().unwrap_or(1);
-        let ceph =
-            testbed.cluster().ceph(&["version"]).map_err(|e: ClusterError| RunError::Placement(e.into()))?;
-        testbed.filled().map_err(RunError::Placement)?;
-        // Caches are filled through images. A suite with only rados bench workloads measures caches
-        // that were never full.
-        if !images.is_empty() && arrangement.caches_below() {
-            let caches_bytes = testbed.server_share_bytes() * u64::from(ground.servers.max(1));
-            let copies = u64::from(shape.replicas) * images.len() as u64;
-            let bytes = caches_bytes / copies;
-            self.age(&testbed, images.iter().map(|(image, _)| (testbed.direct(image), bytes)))?;
-        }
-        let proof = testbed.verify().map_err(RunError::Placement)?;
-        journal.testbed(Described {
-            id,
-            disks: shape.disks,
-            osds_per_disk: shape.osds_per_disk,
-            replicas: Some(shape.replicas).filter(|copies| *copies != ground.replicas),
-            ceph,
-            network: self.network(&testbed),
-            proofs: BTreeMap::from([(shape.below.clone(), proof)]),
-        })?;
-        Ok(Stand { testbed, id, images, objects: Objects::none(), warm: None })
-    }
-
-    /// Passes over several images at the same time: over the given number of bytes of each, from
-    /// its beginning.
-    fn pass_over(
-        &self,
-        testbed: &Testbed,
-        pass: Pass,
-        images: impl Iterator<Item = (Endpoint, u64)>,
-    ) -> Result<(), RunError> {
-        let some = images.filter(|(_, bytes)| *bytes > 0);
-        let passes = some.map(|(image, bytes)| Running::start(&image, &fio::pass(&image, pass, bytes)));
-        let passes = passes.collect::<Result<Vec<_>, _>>().map_err(|e| RunError::Load(e.into()))?;
-        let watch = Watch::new(self, testbed, PASS_LIMIT);
-        for pass in passes {
-            pass.finish(&|| watch.stop()).map_err(|e| RunError::Load(e.into()))?;
-        }
-        Ok(())
-    }
-
-    /// Writes through new caches as many bytes as they hold, over the images several times if
-    /// needed. A cache that was never full would take writes in at no cost.
-    fn age(&self, testbed: &Testbed, images: impl Iterator<Item = (Endpoint, u64)>) -> Result<(), RunError> {
-        if self.options.unfilled {
-            return Ok(());
-        }
-        let most = self.suite.ground.image_bytes;
-        let whole = |bytes: u64| bytes.min(most) / AGED_UNIT_BYTES * AGED_UNIT_BYTES;
-        let mut left: Vec<(Endpoint, u64)> = images.collect();
-        testbed.prepare(|| {
-            while left.iter().any(|(_, bytes)| whole(*bytes) > 0) {
-                // This pass sends no flush: a cache remembers that its guest has flushed, and the
-                // guests of some workloads never flush.
-                self.pass_over(
-                    testbed,
-                    Pass::Write,
-                    left.iter().map(|(image, bytes)| (image.clone(), whole(*bytes))),
-                )?;
-                left.iter_mut().for_each(|(_, bytes)| *bytes = bytes.saturating_sub(most));
-            }
-            Ok::<_, RunError>(())
-        })?;
-        testbed.drain(0.0, &|| self.interrupted().is_err()).map(drop).map_err(RunError::Placement)
-    }
-
-    /// The network between clients and OSDs, in words.
-    fn network(&self, testbed: &Testbed) -> String {
-        let loopback = || match &self.no_network {
-            None => LOOPBACK.to_string(),
-            Some(why) => format!("{LOOPBACK}, without a delay: {why}"),
-        };
-        testbed.cluster().network().map_or_else(loopback, Network::describe)
-    }
-
-    /// The access path by which a measurement's hypervisors reach images.
-    fn path(&self, cell: &Cell) -> Result<Access, RunError> {
-        let arrangement = Arrangement::parse(&cell.placement).map_err(RunError::Suite)?;
-        arrangement.path(self.suite.access(cell)).map_err(RunError::Suite)
-    }
-
-    /// Puts the placement of a measurement in front of the cluster, on its access path.
-    fn place(
-        &self,
-        stand: &mut Stand,
-        cell: &Cell,
-        path: Access,
-        journal: &mut Journal,
-    ) -> Result<(), RunError> {
-        let arrangement = Arrangement::parse(&cell.placement).map_err(RunError::Suite)?;
-        stand.testbed.emulate(false);
-        if let Some(proof) = stand.testbed.reach(path).map_err(RunError::Placement)? {
-            note(stand, journal, path.name().into(), proof)?;
-        }
-        let proof = self.front(stand, arrangement.front())?;
-        note(stand, journal, on_path(&cell.placement, path), proof)
-    }
-
-    /// Puts a new placement in front of the cluster, or none. A cache that keeps reads, and is not
-    /// in memory, is then written full. Returns the proof.
-    fn front(&self, stand: &mut Stand, front: Option<&'static dyn Placement>) -> Result<Value, RunError> {
-        stand.warm = None;
-        let proof = stand.testbed.front(front).map_err(RunError::Placement)?;
-        if front.is_some_and(|front| front.caches_reads() && !front.caches_in_memory()) {
-            let on_host = stand.images.len().div_ceil(self.suite.ground.hypervisors.max(1) as usize);
-            let bytes = stand.testbed.host_share_bytes() / on_host.max(1) as u64;
-            // Caches are filled without the guests in between, because requests through a guest are
-            // slow.
-            let image = |(image, _): &(String, u64)| (stand.testbed.outside(image), bytes);
-            self.age(&stand.testbed, stand.images.iter().map(image))?;
-        }
-        Ok(proof)
-    }
-}
-
-/// Records the proof that something is in place on a testbed, under a name.
-fn note(stand: &Stand, journal: &mut Journal, name: String, proof: Value) -> Result<(), RunError> {
-    let known = journal.results.testbeds.iter().find(|testbed| testbed.id == stand.id);
-    let Some(mut testbed) = known.cloned().filter(|_| !proof.is_null()) else { return Ok(()) };
-    let changed = testbed.proofs.insert(name, proof.clone()) != Some(proof);
-    if changed { journal.testbed(testbed) } else { Ok(()) }
-}
-
-/// The name of a placement on an access path.
-fn on_path(placement: &str, access: Access) -> String {
-    if access.is_librbd() { placement.into() } else { format!("{placement} over {access}") }
 }
 
 /// The results file if none is named. `told` are the options that apply to the whole suite, such as

@@ -90,7 +90,7 @@ pub(super) fn bounded(results: &Results, placement: &str, workload: &str) -> Opt
 /// The part of the blocks read that the caches of a placement missed, over all runs that count.
 /// None where the caches count nothing.
 fn misses(results: &Results, placement: &str, workload: &str) -> Option<f64> {
-    let found = counted(results, placement, workload).filter_map(|run| run.placement.as_object());
+    let found = counted(results, placement, workload).filter_map(|run| run.counted.placement.as_object());
     let (mut hits, mut missed) = (0.0, 0.0);
     for counters in found.flat_map(|placements| placements.values()) {
         hits += counters["hit_blocks"].as_f64().unwrap_or(0.0);
@@ -126,7 +126,7 @@ mod tests {
     fn count(results: &mut Results, missed: u64) {
         let counted = json!({ "osd-tidepool": { "hit_blocks": 1_000 - missed, "miss_blocks": missed } });
         let under = results.runs.iter_mut().filter(|run| run.cell.placement == "osd-tidepool");
-        under.for_each(|run| run.placement = counted.clone());
+        under.for_each(|run| run.counted.placement = counted.clone());
     }
 
     #[test]
@@ -176,7 +176,7 @@ mod tests {
             ]);
             for run in &mut found.runs {
                 run.cell.workload = workload.into();
-                run.placement = serde_json::Value::Null;
+                run.counted.placement = serde_json::Value::Null;
                 synthetic::absorb(run, 64 << 20);
             }
             let bounds = bounds(&found);

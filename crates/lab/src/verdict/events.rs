@@ -54,11 +54,12 @@ impl Happened {
             lost: run.acknowledged.lost(),
             overwritten: run.acknowledged.overwritten,
             wrong_reads: run.acknowledged.wrong_reads,
-            osds_ended: run.osds_ended.len(),
+            osds_ended: run.cluster.osds_ended.len(),
             gap_s: run.gap_after_s,
             p99_us: [p99(run.before()), p99(run.at()), p99(run.after())],
-            clean_s: run.recovery.clean_s,
-            stayed_clean: run.recovery.left_clean_s.is_none() && run.recovery.not_known.is_none(),
+            clean_s: run.cluster.recovery.clean_s,
+            stayed_clean: run.cluster.recovery.left_clean_s.is_none()
+                && run.cluster.recovery.not_known.is_none(),
         }
     }
 }

@@ -229,12 +229,12 @@ mod tests {
             |run: &mut Run| run.samples.iter_mut().for_each(|sample| sample.busiest_client_percent = 98.0);
         let queue = |run: &mut Run| {
             let mean_us = run.figures.mean_us;
-            run.stages.iter_mut().for_each(|stage| {
+            run.counted.stages.iter_mut().for_each(|stage| {
                 stage.mean_us =
                     mean_us * if matches!(stage.hop, Hop::OsdQueue | Hop::OsdWrite) { 0.9 } else { 0.0 };
             });
         };
-        let nobody = |run: &mut Run| run.stages.clear();
+        let nobody = |run: &mut Run| run.counted.stages.clear();
         let cases: [Case; 6] = [
             (1.0, busy, Limit::Cpu),
             (1.0, thread, Limit::Client),
