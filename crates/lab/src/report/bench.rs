@@ -171,7 +171,7 @@ mod tests {
     fn percentiles_that_nobody_tells_are_not_known() {
         let results = results();
         let found = verdict(&results);
-        let lead = found.rankings[0].lead.as_ref().expect("two placements");
+        let lead = found.standings.rankings[0].lead.as_ref().expect("two placements");
         assert_eq!((lead.p99.ratio, lead.p99.known().as_str()), (None, "not known"));
         assert!(
             lead.p99.why.as_ref().is_some_and(|why| why.contains("runs with percentiles")),

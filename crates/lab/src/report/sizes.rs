@@ -48,7 +48,7 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
         let beds: BTreeSet<u32> = runs.iter().map(|run| run.testbed).collect();
         let bad = runs.iter().filter(|run| !objections(run).is_empty()).count();
         let why = results.not_run_sizes.iter().find(|found| found.size == *of).map(|found| found.why.clone());
-        let mut points = page.verdict.sizes.iter().flat_map(|sizes| &sizes.points);
+        let mut points = page.verdict.standings.sizes.iter().flat_map(|sizes| &sizes.points);
         let point = points.find(|point| point.size == *of);
         let over = point.and_then(|point| point.over_smallest.as_ref());
         vec![
@@ -64,7 +64,7 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     };
     let rows: Vec<Vec<Markup>> = sizes(page).iter().map(row).collect();
     html! {
-        @if let Some(why) = page.verdict.sizes.as_ref().and_then(|sizes| sizes.hindrance.as_ref()) {
+        @if let Some(why) = page.verdict.standings.sizes.as_ref().and_then(|sizes| sizes.hindrance.as_ref()) {
             p.caveat { "How OSDs scale is not measurable here: " (why) "." }
         }
         p { "Figures are those of " (results.suite.deciding) ", means over its loads. Each cell of a size stands below, in \"Every cell\"." }

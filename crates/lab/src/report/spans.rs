@@ -15,9 +15,9 @@ use crate::words;
 
 /// The whole section.
 pub(super) fn section(page: &Page<'_>) -> Markup {
-    let decides = page.verdict.rankings.iter().find(|ranking| ranking.places.len() > 1);
+    let decides = page.verdict.standings.rankings.iter().find(|ranking| ranking.places.len() > 1);
     html! {
-        @if let Some(ranking) = decides { (both_spans(ranking, &page.verdict.lasting)) (forest(page, ranking)) }
+        @if let Some(ranking) = decides { (both_spans(ranking, &page.verdict.standings.lasting)) (forest(page, ranking)) }
         h3 { "For good: sustained runs" }
         (sustained(page))
         h3 { "For bursts: absorbing runs" }
@@ -93,7 +93,7 @@ fn forest(page: &Page<'_>, ranking: &Ranking) -> Markup {
             Some(ratio) => (ratio.to_string(), Some(ratio.ratio?), ratio.bound),
         };
         let ranks = |ranking: &&Ranking| ranking.places.iter().any(|place| place.placement == *name);
-        let class = page.verdict.rankings.iter().find(ranks).map(|ranking| ranking.durability);
+        let class = page.verdict.standings.rankings.iter().find(ranks).map(|ranking| ranking.durability);
         Some(Row {
             label: match class {
                 Some(class) if class == ranking.durability => name.to_string(),

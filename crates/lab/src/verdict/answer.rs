@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use super::control::Control;
 use super::headline::first_sentence;
 use super::lasting::Lasting;
+use super::standings::Standings;
 use super::worth::Advice;
-use super::{Compared, Ranking, SecondCopy, Sizes, bottleneck, reference_runs};
+use super::{Compared, Ranking, SecondCopy, bottleneck, reference_runs};
 use crate::results::{NotRun, NotRunClients, NotRunSize, Results, Run};
 use crate::stats::looks::Looks;
 use crate::stats::steady::Steadiness;
@@ -155,16 +156,9 @@ pub(super) fn of_controls(results: &Results, controls: &[Control]) -> Vec<String
 }
 
 /// The advice, the headline, and the sentences after it.
-pub(super) fn answer(
-    results: &Results,
-    rankings: &[Ranking],
-    lasting: &Lasting,
-    second_copy: Option<&SecondCopy>,
-    unranked: &[NotRun],
-    sizes: Option<&Sizes>,
-) -> (Advice, String, Vec<String>) {
-    let decides = rankings.iter().find(|ranking| ranking.places.len() > 1).or(rankings.first());
-    let Some(ranking) = decides else {
+pub(super) fn answer(results: &Results, standings: &Standings) -> (Advice, String, Vec<String>) {
+    let Standings { rankings, lasting, second_copy, unranked, sizes } = standings;
+    let Some(ranking) = standings.deciding() else {
         let text = format!(
             "No answer: no placement has a valid run of {} that can be ranked.",
             results.suite.deciding
@@ -179,7 +173,7 @@ pub(super) fn answer(
     // A reader who reads nothing else must not lose writes, so this sentence comes right after the
     // headline.
     let winner = ranking.places.first().map(|place| &place.placement);
-    if let Some(safe) = second_copy.and_then(|found| found.recommended.as_ref())
+    if let Some(safe) = second_copy.as_ref().and_then(|found| found.recommended.as_ref())
         && winner != Some(safe)
     {
         answer.push(format!("Where a write has to survive its host: {safe}."));
@@ -204,14 +198,15 @@ pub(super) fn answer(
         answer.extend(names.into_iter().filter_map(|name| written_back(results, name)));
     }
     answer.extend(of_lasting(lasting));
-    answer.extend(second_copy.into_iter().flat_map(|found| of_second_copy(results, found)));
+    answer.extend(second_copy.iter().flat_map(|found| of_second_copy(results, found)));
     answer.push(conditions(results, ranking));
     answer.push(format!("All of these acknowledge a write with {}.", words::durability(ranking.durability)));
     // A ranking of one placement has no winner. It is left out if the sentences about the second
     // copy name its placement.
     let told = |other: &&Ranking| {
         let [place] = other.places.as_slice() else { return false };
-        second_copy.is_some_and(|found| [&found.placement, &found.cost.against].contains(&&place.placement))
+        let names = second_copy.as_ref().map(|found| [&found.placement, &found.cost.against]);
+        names.is_some_and(|names| names.contains(&&place.placement))
     };
     let others = rankings.iter().filter(|other| !std::ptr::eq(*other, ranking));
     for other in others.filter(|other| !told(other)) {

@@ -176,7 +176,10 @@ mod tests {
         assert!(told.expect("copies are told").contains("two copies or more"), "{told:?}");
         results.runs.retain(|run| !run.cell.is_beside());
         let alone = verdict(&results);
-        assert_eq!((alone.rankings, alone.headline, alone.beside), (found.rankings, found.headline, vec![]));
+        assert_eq!(
+            (alone.standings.rankings, alone.headline, alone.beside),
+            (found.standings.rankings, found.headline, vec![])
+        );
     }
 
     #[test]

@@ -135,7 +135,7 @@ mod tests {
             let found = verdict(&results(under, absorbs));
             assert_eq!(found.bounds.len(), 1, "{:?}", found.bounds);
             assert_eq!(found.bounds[0].rig_fault, fault, "{under} {absorbs}");
-            let ranked = found.rankings.iter().flat_map(|ranking| &ranking.places);
+            let ranked = found.standings.rankings.iter().flat_map(|ranking| &ranking.places);
             let ranked: Vec<&str> = ranked.map(|place| place.placement.as_str()).collect();
             assert_eq!(ranked.contains(&"osd-tidepool"), !fault, "{ranked:?}");
             assert!(!ranked.contains(&"osd-on-ssd"), "{ranked:?}");

@@ -157,6 +157,59 @@ fn beside(results: &Results, direction: &Direction) -> Option<(Results, Directio
     Some((all, Direction { against: Some(name), against_workload: None, ..direction.clone() }))
 }
 
+/// A claim that is not tested, because it needs something that is not there.
+fn untested(direction: &Direction, needs: &str) -> Tested {
+    Tested {
+        direction: direction.clone(),
+        outcome: Outcome::NotMeasurable,
+        ratio: None,
+        for_good: None,
+        course: None,
+        evidence: format!("It needs {needs}."),
+        bottleneck: None,
+        against_bottleneck: None,
+    }
+}
+
+/// The outcome of what was found, and the evidence for it: of the course along the claim's axis, or
+/// of the ratio.
+fn judged(
+    results: &Results,
+    direction: &Direction,
+    course: Option<&Course>,
+    ratio: Option<&Ratio>,
+) -> (Outcome, String) {
+    match (course, direction.axis, direction.expect, ratio) {
+        (Some(course), Some(axis), ..) => {
+            let (outcome, why) = course.outcome(axis, direction.metric.is_latency());
+            let whole = match &course.change {
+                Some(change) => format!("The last point has {change} of the first one"),
+                None => "Nothing to compare".to_string(),
+            };
+            (outcome, if why.is_empty() { whole } else { format!("{whole}; {why}") })
+        }
+        (_, _, Some(expect), Some(ratio)) => of_ratio(direction, expect, ratio, results),
+        _ => (Outcome::Inconclusive, "Nothing to compare".to_string()),
+    }
+}
+
+/// The placements that a claim compares: its own, and the other one if there is one.
+fn compared(direction: &Direction) -> impl Iterator<Item = &String> {
+    std::iter::once(&direction.placement).chain(&direction.against)
+}
+
+/// Why the claim cannot be measured on this rig. Empty if it can.
+fn obstacles(results: &Results, bounds: &[Bounded], direction: &Direction) -> Vec<String> {
+    let at_fault = |bounded: &&Bounded| {
+        let compares = compared(direction).any(|name| *name == bounded.placement);
+        bounded.rig_fault && bounded.workload == direction.workload && compares
+    };
+    let far = bounds.iter().find(at_fault).map(|Bounded { placement, bound, .. }| {
+        format!("the rig keeps {placement} far from {bound}, its bound")
+    });
+    far.into_iter().chain(direction.axis.and_then(|axis| hindrance(results, axis.along))).collect()
+}
+
 /// Tests a direction. `sustained` holds the results of sustained runs alone, `bounds` the
 /// placements with their bounds.
 pub(super) fn test(
@@ -166,23 +219,13 @@ pub(super) fn test(
     direction: &Direction,
 ) -> Tested {
     if let Some(needs) = &direction.needs {
-        return Tested {
-            direction: direction.clone(),
-            outcome: Outcome::NotMeasurable,
-            ratio: None,
-            for_good: None,
-            course: None,
-            evidence: format!("It needs {needs}."),
-            bottleneck: None,
-            against_bottleneck: None,
-        };
+        return untested(direction, needs);
     }
     if let Some((all, about)) = beside(results, direction) {
         let sustained = sustained.and_then(|sustained| Some(beside(sustained, direction)?.0));
         return Tested { direction: direction.clone(), ..test(&all, sustained.as_ref(), bounds, &about) };
     }
     let Direction { placement, against, workload, .. } = direction;
-    let names: Vec<&String> = [Some(placement), against.as_ref()].into_iter().flatten().collect();
     let course = |results: &Results| direction.axis.map(|axis| Course::of(results, direction, axis.along));
     let found = course(results);
     let of = |results: &Results, course: Option<Course>| match (course, against) {
@@ -196,49 +239,25 @@ pub(super) fn test(
     };
     let ratio = of(results, found.clone());
     let for_good = sustained.and_then(|sustained| of(sustained, course(sustained)));
-    let (outcome, mut evidence) = match (&found, direction.axis, direction.expect, &ratio) {
-        (Some(course), Some(axis), ..) => {
-            let (outcome, why) = course.outcome(axis, direction.metric.is_latency());
-            let whole = match &course.change {
-                Some(change) => format!("The last point has {change} of the first one"),
-                None => "Nothing to compare".to_string(),
-            };
-            (outcome, if why.is_empty() { whole } else { format!("{whole}; {why}") })
-        }
-        (_, _, Some(expect), Some(ratio)) => of_ratio(direction, expect, ratio, results),
-        _ => (Outcome::Inconclusive, "Nothing to compare".to_string()),
-    };
-    let at_fault = |bounded: &&Bounded| {
-        bounded.rig_fault && bounded.workload == *workload && names.contains(&&bounded.placement)
-    };
-    let outcome = match bounds.iter().find(at_fault) {
-        Some(Bounded { placement, bound, .. }) => {
-            evidence.push_str(&format!("; the rig keeps {placement} far from {bound}, its bound"));
-            Outcome::NotMeasurable
-        }
-        None => outcome,
-    };
-    let outcome = match direction.axis.and_then(|axis| hindrance(results, axis.along)) {
-        Some(why) => {
-            evidence.push_str(&format!("; {why}"));
-            Outcome::NotMeasurable
-        }
-        None => outcome,
-    };
+    let (mut outcome, mut evidence) = judged(results, direction, found.as_ref(), ratio.as_ref());
+    for why in obstacles(results, bounds, direction) {
+        outcome = Outcome::NotMeasurable;
+        evidence.push_str(&format!("; {why}"));
+    }
     evidence.push('.');
     if let Some((course, plateau)) =
         found.as_ref().and_then(|course| Some((course, course.plateau.as_ref()?)))
     {
         evidence.push_str(&format!(" {}", plateau.sentence(course.along.title())));
     }
-    let held = names.iter().map(|name| steadiness(results, name, workload)).reduce(Steadiness::and);
+    let held = compared(direction).map(|name| steadiness(results, name, workload)).reduce(Steadiness::and);
     if let (Some(Steadiness::Absorbing { absorbed_bytes, .. }), Some(for_good)) = (held, &for_good) {
         let bytes = words::bytes(absorbed_bytes);
         evidence.push_str(&format!(" That is for bursts up to {bytes}; for good: {for_good}."));
     }
     let hop = |name: &String| bottleneck(results, name, workload);
     let (ours, theirs) = (hop(placement), against.as_ref().and_then(hop));
-    for (name, bottleneck) in names.into_iter().zip([&ours, &theirs]) {
+    for (name, bottleneck) in compared(direction).zip([&ours, &theirs]) {
         if let Some(bottleneck) = bottleneck {
             evidence.push_str(&format!(" Largest hop of {name}: {bottleneck}."));
         }

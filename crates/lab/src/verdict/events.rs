@@ -200,7 +200,7 @@ mod tests {
             "When the SSD dies: no acknowledged write is lost with bluestore-dbwal and host-tidepool-replicated; host-tidepool loses 120 of \
              1,000 acknowledged blocks; of osd-tidepool it is not known; no event of bluestore-colocated, filestore-journal and osd-bcache counts."
         );
-        assert_eq!((found.advice, found.rankings.len()), (Advice::NoVerdict, 0));
+        assert_eq!((found.advice, found.standings.rankings.len()), (Advice::NoVerdict, 0));
         assert!(
             found.answer.iter().any(|text| text.contains("12.0 s with bluestore-dbwal")),
             "{:?}",
@@ -275,7 +275,10 @@ mod tests {
         let events = synthetic::events();
         (results.suite.events, results.events) = (events.suite.events.clone(), events.events.clone());
         let after = verdict(&results);
-        assert_eq!((&after.headline, &after.rankings), (&before.headline, &before.rankings));
+        assert_eq!(
+            (&after.headline, &after.standings.rankings),
+            (&before.headline, &before.standings.rankings)
+        );
         assert!(after.answer.starts_with(&before.answer) && after.answer.len() > before.answer.len());
     }
 }

@@ -19,6 +19,7 @@ mod lasting;
 mod plateau;
 mod rank;
 mod sizes;
+mod standings;
 mod worth;
 
 use std::collections::BTreeSet;
@@ -27,7 +28,7 @@ use serde::Serialize;
 
 use crate::breakdown::{Bottleneck, combined};
 use crate::results::{Durability, NotRun, NotRunClients, NotRunSize, Results, Run};
-use crate::stats::{self, Ratio, Setting};
+use crate::stats::{self, Setting};
 pub use beside::Beside;
 pub use bounds::Bounded;
 pub use claims::Tested;
@@ -38,8 +39,9 @@ pub use events::Happened;
 pub use lasting::{Held, Lasting};
 pub(crate) use lasting::{bursts, sustained};
 pub use plateau::{Limit, MoreClients, Plateau};
-use rank::{rank, second_copy};
+use rank::rank;
 pub use sizes::{SizePoint, Sizes};
+pub use standings::{Compared, Place, Ranking, SecondCopy, Standings};
 pub use worth::Advice;
 
 /// The verdict on results.
@@ -65,21 +67,9 @@ pub struct Verdict {
     pub controls: Vec<Control>,
     /// Placements with a cache, each with its bound.
     pub bounds: Vec<Bounded>,
-    /// The rankings, the one with most copies first: what placements do in a measurement, be it a
-    /// burst. Empty where a control came out as different.
-    pub rankings: Vec<Ranking>,
-    /// Whether the ranked placements show speeds that last, and the rankings of sustained runs
-    /// alone.
-    pub lasting: Lasting,
-    /// What a second copy of a cache on the host costs, and whether to take it. None where the
-    /// cache was not measured with and without the copy.
-    pub second_copy: Option<SecondCopy>,
-    /// Placements that were measured and are not ranked, each with the reason.
-    pub unranked: Vec<NotRun>,
-    /// Clusters of different sizes beside each other. None in a suite with several placements, or
-    /// where one size was measured.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub sizes: Option<Sizes>,
+    /// How the placements stand to each other.
+    #[serde(flatten)]
+    pub standings: Standings,
     /// What placements do with other copies or neighbours than the ground's.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub beside: Vec<Beside>,
@@ -100,58 +90,6 @@ pub struct Verdict {
     pub runs: usize,
     /// Number of runs that do not count.
     pub invalid_runs: usize,
-}
-
-/// Placements with the same number of copies of a write, the best first.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Ranking {
-    /// What the acknowledged writes of these placements are safe from.
-    pub durability: Durability,
-    /// The settings in which the placements were measured.
-    pub settings: Vec<Setting>,
-    /// The placements, by descending requests per second.
-    pub places: Vec<Place>,
-    /// The first placement against the second one. None where there is one placement only.
-    pub lead: Option<Compared>,
-}
-
-/// A placement in a ranking.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Place {
-    /// Name of the placement in the suite.
-    pub placement: String,
-    /// Requests per second: geometric mean over settings and clusters.
-    pub iops: f64,
-    /// Ratios to the baseline. None for the baseline itself.
-    pub over_baseline: Option<Compared>,
-}
-
-/// A placement against another placement.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Compared {
-    /// The other placement.
-    pub against: String,
-    /// Ratio of the requests per second.
-    pub iops: Ratio,
-    /// Ratio of the mean latencies.
-    pub mean: Ratio,
-    /// Ratio of the 99th percentiles of the latency.
-    pub p99: Ratio,
-}
-
-/// A cache on the host whose writes are also on a second host.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct SecondCopy {
-    /// The placement.
-    pub placement: String,
-    /// Against the same cache with one copy, which is lost with its host.
-    pub cost: Compared,
-    /// Against the best placement without a cache on the host. None where no such placement is
-    /// ranked.
-    pub over_others: Option<Compared>,
-    /// The placement to take where an acknowledged write has to survive its host. None where this
-    /// is not certain.
-    pub recommended: Option<String>,
 }
 
 /// The outcome of a claim.
@@ -188,15 +126,11 @@ pub fn verdict(results: &Results) -> Verdict {
     let controls = control::controls(results);
     let bounds = bounds::bounds(results);
     let sustained = lasting::sustained(results);
-    let (mut rankings, unranked) = rank(results);
-    let mut lasting = Lasting::of(results, &rankings, sustained.as_ref());
-    let mut second_copy = second_copy(results, &rankings);
+    let mut standings = Standings::of(results, sustained.as_ref());
     let test = |direction| test(results, sustained.as_ref(), &bounds, direction);
     let mut directions: Vec<Tested> = suite.directions.iter().map(test).collect();
-    let mut sizes = Sizes::of(results);
     let mut beside = beside::beside(results);
-    let (mut advice, mut headline, mut answer) =
-        answer::answer(results, &rankings, &lasting, second_copy.as_ref(), &unranked, sizes.as_ref());
+    let (mut advice, mut headline, mut answer) = answer::answer(results, &standings);
     answer.extend(beside::sentences(results, &beside));
     answer.extend(answer::of_controls(results, &controls));
     answer.extend(bounds.iter().filter(|bounded| bounded.rig_fault).map(Bounded::sentence));
@@ -206,7 +140,7 @@ pub fn verdict(results: &Results) -> Verdict {
         headline = format!("No verdict: {}", control.sentence());
         answer = answer::of_controls(results, &controls);
         advice = Advice::NoVerdict;
-        (rankings, second_copy, sizes, lasting) = (Vec::new(), None, None, Lasting::default());
+        standings.take_back();
         beside = Vec::new();
         for tested in &mut directions {
             tested.outcome = Outcome::Inconclusive;
@@ -232,11 +166,7 @@ pub fn verdict(results: &Results) -> Verdict {
         answer,
         controls,
         bounds,
-        rankings,
-        lasting,
-        second_copy,
-        unranked,
-        sizes,
+        standings,
         beside,
         directions,
         events: events::happened(results),

@@ -161,6 +161,6 @@ mod tests {
         );
         let told = "4 disks with 4 OSDs on each: not measured, as 16 OSDs on 2 processors.";
         assert!(found.answer.iter().any(|sentence| sentence == told), "{:?}", found.answer);
-        assert_eq!(verdict(&synthetic::which_side()).sizes, None);
+        assert_eq!(verdict(&synthetic::which_side()).standings.sizes, None);
     }
 }

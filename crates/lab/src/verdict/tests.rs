@@ -4,7 +4,7 @@ use crate::suite::{Expect, Measure, Published};
 use crate::synthetic;
 
 fn names(verdict: &Verdict) -> Vec<&str> {
-    verdict.rankings.iter().flat_map(|r| &r.places).map(|place| place.placement.as_str()).collect()
+    verdict.standings.rankings.iter().flat_map(|r| &r.places).map(|place| place.placement.as_str()).collect()
 }
 
 fn says(verdict: &Verdict, part: &str) -> bool {
@@ -39,7 +39,7 @@ fn the_verdict_names_the_winner_by_how_much_and_with_which_certainty() {
     assert!(says(&verdict, "; 5 clusters of each placement, up to 8 where the order is open, runs of 60 s;"));
     assert!(says(&verdict, "one copy: survives a crash"));
     assert!(verdict.caveat.expect("emulated").contains("by 8: relative order only"));
-    assert_eq!(verdict.rankings[0].places.len(), 3);
+    assert_eq!(verdict.standings.rankings[0].places.len(), 3);
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn a_second_copy_has_its_price_and_is_advised_where_a_write_has_to_survive_its_h
     ));
     assert!(!says(&found, "With two copies"), "{:?}", found.answer);
     assert_eq!(names(&found)[0], "host-tidepool-replicated", "those with most copies come first");
-    let copy = found.second_copy.expect("it was measured");
+    let copy = found.standings.second_copy.expect("it was measured");
     assert_eq!(
         (copy.cost.against.as_str(), copy.cost.iops.finding),
         ("host-tidepool", Finding::Inconclusive)
@@ -143,12 +143,12 @@ fn a_second_copy_has_its_price_and_is_advised_where_a_write_has_to_survive_its_h
 
     // A cache under the OSDs survives the host as well, so nothing is advised that may be slower.
     let found = of(&fast, &[700.0, 300.0, 1_100.0]);
-    assert_eq!(found.second_copy.as_ref().expect("measured").recommended, None);
+    assert_eq!(found.standings.second_copy.as_ref().expect("measured").recommended, None);
     assert!(says(&found, "survive its host: host-tidepool-replicated or osd-tidepool, which keeps nothing"));
     assert!(!found.answer[0].contains("survive its host"), "{}", found.answer[0]);
 
     let one = verdict(&synthetic::results(&[("host-tidepool", &[9.0; 3]), ("osd-tidepool", &[3.0; 3])]));
-    assert_eq!(one.second_copy, None);
+    assert_eq!(one.standings.second_copy, None);
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn the_whole_suite_has_a_verdict_that_can_be_written_as_json() {
     assert!(found.directions.iter().all(has_ratio));
     assert!(serde_json::to_string(&found).is_ok_and(|text| !text.contains("null,null")));
     let empty = verdict(&synthetic::empty());
-    assert!(empty.headline.starts_with("No answer") && empty.rankings.is_empty());
+    assert!(empty.headline.starts_with("No answer") && empty.standings.rankings.is_empty());
 }
 
 #[test]
@@ -295,7 +295,9 @@ fn what_is_the_same_and_comes_out_as_different_leaves_no_verdict() {
         assert!(found.headline.starts_with(&begin), "{}", found.headline);
         assert_eq!(found.advice, Advice::NoVerdict);
         assert!(
-            found.rankings.is_empty() && found.second_copy.is_none() && found.lasting == Lasting::default()
+            found.standings.rankings.is_empty()
+                && found.standings.second_copy.is_none()
+                && found.standings.lasting == Lasting::default()
         );
         assert!(
             !found.answer.iter().any(|sentence| sentence.contains("host-tidepool")),
@@ -350,7 +352,7 @@ fn a_ratio_of_absorbing_runs_never_stands_alone() {
         &found,
         "For bursts and for good, since all runs were sustained: osd-tidepool and bluestore"
     ));
-    assert_eq!(found.lasting.for_good[0].places.len(), 2);
+    assert_eq!(found.standings.lasting.for_good[0].places.len(), 2);
     let claim = &found.directions[0];
     assert!(claim.evidence.contains("That is for bursts up to 41.7 MiB; for good: –."), "{}", claim.evidence);
 
@@ -371,7 +373,7 @@ fn a_ratio_of_absorbing_runs_never_stands_alone() {
         mixed.headline.starts_with("For bursts up to")
             && mixed.headline.contains("For good: cache in the hyper")
     );
-    let over = mixed.lasting.for_good[0].lead.as_ref().expect("two").iops.ratio.expect("a ratio");
+    let over = mixed.standings.lasting.for_good[0].lead.as_ref().expect("two").iops.ratio.expect("a ratio");
     assert_eq!(over.count, 2);
 }
 
@@ -386,7 +388,7 @@ fn results_without_windows_are_not_said_to_last() {
         &found,
         "lack the five windows that show whether a run lasts, of host-tidepool and osd-tidepool"
     ));
-    assert!(found.lasting.for_good.is_empty() && found.directions[0].for_good.is_none());
+    assert!(found.standings.lasting.for_good.is_empty() && found.directions[0].for_good.is_none());
 }
 
 #[test]

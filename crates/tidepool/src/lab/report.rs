@@ -49,12 +49,14 @@ fn text(verdict: &Verdict, out: Option<&Path>) -> String {
     for sentence in verdict.caveat.iter().chain(&verdict.answer) {
         text.push_str(&format!("  {sentence}\n"));
     }
-    for (rankings, title) in
-        [(&verdict.rankings, ""), (&verdict.lasting.for_good, "For good, of sustained runs alone:\n")]
-    {
+    for (rankings, title) in [
+        (&verdict.standings.rankings, ""),
+        (&verdict.standings.lasting.for_good, "For good, of sustained runs alone:\n"),
+    ] {
         // What was sustained throughout stands there already.
-        for ranking in
-            rankings.iter().filter(|ranking| title.is_empty() || !verdict.rankings.contains(ranking))
+        for ranking in rankings
+            .iter()
+            .filter(|ranking| title.is_empty() || !verdict.standings.rankings.contains(ranking))
         {
             text.push_str(&format!("\n{title}{}", ranked(ranking)));
         }
