@@ -1,6 +1,8 @@
 //! Turns the shard's numbers into the admin API's reports.
 
-use crate::admin::{BackendState, Exposure, Followed, Latency, Owner, Replication, State, VolumeReport};
+use crate::admin::{
+    BackendState, Exposure, Followed, Latency, Owner, Replication, State, VolumeNumbers, VolumeReport,
+};
 use crate::counters::{self, Number};
 use crate::service::Wanted;
 use crate::shard::{LatencyHistogram, ShardVolumeStatus};
@@ -67,7 +69,6 @@ pub fn volume(volume: &ShardVolumeStatus, known: Known) -> VolumeReport {
         accepted_seconds: known.accept_loss.map(Duration::as_seconds),
         exceeded: !in_sync && known.accept_loss.is_some_and(|accepted| seconds > accepted.as_seconds()),
     };
-    let blocks = status.count.hit_blocks + status.count.miss_blocks;
     VolumeReport {
         name: status.spec.name.clone(),
         backend: status.spec.backend.clone(),
@@ -81,18 +82,7 @@ pub fn volume(volume: &ShardVolumeStatus, known: Known) -> VolumeReport {
         notes: known.notes,
         socket: known.socket,
         exposure,
-        dirty_bytes: status.dirty_bytes,
-        dirty_zero_bytes: status.dirty_zero_bytes,
-        dirty_bytes_max: status.dirty_bytes_max,
-        cached_bytes: status.cached_bytes,
-        lost_blocks: status.lost_blocks,
-        drain_writes_in_flight: status.drain_writes_in_flight,
-        hit_ratio: (blocks > 0).then(|| status.count.hit_blocks as f64 / blocks as f64),
-        read_latency: latency(&volume.read_latency),
-        write_latency: latency(&volume.write_latency),
-        flush_latency: latency(&volume.flush_latency),
-        connections: volume.connections,
-        flushes: status.flushes,
+        numbers: numbers(volume),
         peer: volume.pair.as_ref().and_then(|pair| pair.host.clone()),
         replication: volume.pair.as_ref().map(|pair| Replication {
             phase: pair.phase.to_owned(),
@@ -107,6 +97,26 @@ pub fn volume(volume: &ShardVolumeStatus, known: Known) -> VolumeReport {
         parent: known.parent,
         owner: Owner { host: owner_host(volume, known.host), generation: status.spec.generation },
         counters: by_name(counters::of_volume(&status.count)),
+    }
+}
+
+/// What the cache holds of a volume, and how its clients are served.
+fn numbers(volume: &ShardVolumeStatus) -> VolumeNumbers {
+    let status = &volume.status;
+    let blocks = status.count.hit_blocks + status.count.miss_blocks;
+    VolumeNumbers {
+        dirty_bytes: status.dirty_bytes,
+        dirty_zero_bytes: status.dirty_zero_bytes,
+        dirty_bytes_max: status.dirty_bytes_max,
+        cached_bytes: status.cached_bytes,
+        lost_blocks: status.lost_blocks,
+        drain_writes_in_flight: status.drain_writes_in_flight,
+        hit_ratio: (blocks > 0).then(|| status.count.hit_blocks as f64 / blocks as f64),
+        read_latency: latency(&volume.read_latency),
+        write_latency: latency(&volume.write_latency),
+        flush_latency: latency(&volume.flush_latency),
+        connections: volume.connections,
+        flushes: status.flushes,
     }
 }
 
@@ -128,18 +138,7 @@ pub fn configured(wanted: &Wanted, known: Known) -> VolumeReport {
             accepted_seconds: known.accept_loss.map(Duration::as_seconds),
             ..Exposure::default()
         },
-        dirty_bytes: 0,
-        dirty_zero_bytes: 0,
-        dirty_bytes_max: 0,
-        cached_bytes: 0,
-        lost_blocks: 0,
-        drain_writes_in_flight: 0,
-        hit_ratio: None,
-        read_latency: Latency::default(),
-        write_latency: Latency::default(),
-        flush_latency: Latency::default(),
-        connections: 0,
-        flushes: false,
+        numbers: VolumeNumbers::default(),
         peer: None,
         replication: None,
         followed: None,
