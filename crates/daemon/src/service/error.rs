@@ -228,3 +228,50 @@ pub enum VolumeError {
         source: BackendError,
     },
 }
+
+impl VolumeError {
+    /// Whether asking again would bring no other answer.
+    pub(super) fn is_decision(&self) -> bool {
+        match self {
+            VolumeError::NotInSync { .. }
+            | VolumeError::Alone { .. }
+            | VolumeError::Behind { .. }
+            | VolumeError::Elsewhere { .. }
+            | VolumeError::SameImage { .. }
+            | VolumeError::OtherImage { .. } => true,
+            VolumeError::Open { source, .. } => matches!(
+                source,
+                BackendError::NotFound { .. }
+                    | BackendError::PeerFirst { .. }
+                    | BackendError::Overwritten { .. }
+                    | BackendError::Unrecognised { .. }
+                    | BackendError::Denied { .. }
+                    | BackendError::Unsupported { .. }
+                    | BackendError::Newer { .. }
+                    | BackendError::Record { .. }
+                    | BackendError::Behind { .. }
+                    | BackendError::Redo { .. }
+            ),
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_pass_is_told_from_a_decision() {
+        let open = |source| VolumeError::Open { name: "v".into(), source };
+        let (what, why) = ("rbd:p/i".to_owned(), "no monitor answers".to_owned());
+        let away = open(BackendError::Unavailable { what: what.clone(), why: why.clone() });
+        assert!(!away.is_decision());
+        assert!(!open(BackendError::Locked { what: what.clone(), holder: why.clone() }).is_decision());
+        // The record has changed meanwhile: it is looked at again.
+        assert!(!open(BackendError::NotPeer { what: what.clone(), why: why.clone() }).is_decision());
+        assert!(!VolumeError::Busy("v".into()).is_decision());
+        assert!(open(BackendError::Denied { what, why: why.clone() }).is_decision());
+        assert!(VolumeError::NotInSync { name: "v".into(), why }.is_decision());
+    }
+}

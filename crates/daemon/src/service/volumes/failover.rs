@@ -55,7 +55,7 @@ impl Step {
 
     /// What an attempt has failed with.
     fn failed(name: &str, error: &VolumeError, found: Option<&Ownership>) -> Step {
-        if !is_decision(error) {
+        if !error.is_decision() {
             return Step::again(error, found);
         }
         let owner = found.map(|found| found.host.clone());
@@ -342,49 +342,9 @@ fn open_error(name: &str, source: BackendError) -> VolumeError {
     VolumeError::Open { name: name.to_owned(), source }
 }
 
-/// Whether asking again would bring the same.
-pub(super) fn is_decision(error: &VolumeError) -> bool {
-    match error {
-        VolumeError::NotInSync { .. }
-        | VolumeError::Alone { .. }
-        | VolumeError::Behind { .. }
-        | VolumeError::Elsewhere { .. }
-        | VolumeError::SameImage { .. }
-        | VolumeError::OtherImage { .. } => true,
-        VolumeError::Open { source, .. } => matches!(
-            source,
-            BackendError::NotFound { .. }
-                | BackendError::PeerFirst { .. }
-                | BackendError::Overwritten { .. }
-                | BackendError::Unrecognised { .. }
-                | BackendError::Denied { .. }
-                | BackendError::Unsupported { .. }
-                | BackendError::Newer { .. }
-                | BackendError::Record { .. }
-                | BackendError::Behind { .. }
-                | BackendError::Redo { .. }
-        ),
-        _ => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_may_pass_is_told_from_a_decision() {
-        let open = |source| open_error("v", source);
-        let (what, why) = ("rbd:p/i".to_owned(), "no monitor answers".to_owned());
-        let away = open(BackendError::Unavailable { what: what.clone(), why: why.clone() });
-        assert!(!is_decision(&away));
-        assert!(!is_decision(&open(BackendError::Locked { what: what.clone(), holder: why.clone() })));
-        // The record has changed meanwhile: it is looked at again.
-        assert!(!is_decision(&open(BackendError::NotPeer { what: what.clone(), why: why.clone() })));
-        assert!(!is_decision(&VolumeError::Busy("v".into())));
-        assert!(is_decision(&open(BackendError::Denied { what, why: why.clone() })));
-        assert!(is_decision(&VolumeError::NotInSync { name: "v".into(), why }));
-    }
 
     #[test]
     fn a_record_that_has_changed_meanwhile_is_not_taken_over() {

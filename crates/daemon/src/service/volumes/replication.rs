@@ -1,7 +1,6 @@
 //! Second copies of volumes (RFC 9): which volumes are to have one, and how a copy becomes a volume.
 
 use super::attach::Taking;
-use super::failover::is_decision;
 use super::{Entry, Volumes, from_shard, lock};
 use crate::admin::{Freed, Removed};
 use crate::failure::one_line;
@@ -344,7 +343,7 @@ impl Volumes {
                 warn!("{text}");
             }
             // What is being opened is tried on and on there; else its record cannot be read for now.
-            let passes = matches!(error, VolumeError::Open { .. }) && !is_decision(&error);
+            let passes = matches!(error, VolumeError::Open { .. }) && !error.is_decision();
             if !passes || self.is_opening(&name) {
                 return;
             }

@@ -2,7 +2,6 @@
 //! nothing is tried again for as long as it is configured.
 
 use super::attach::{Attempts, is_half_rolled_back};
-use super::failover::is_decision;
 use super::{Entry, Facts, Volumes, from_shard, lock};
 use crate::admin::Removed;
 use crate::service::VolumeError;
@@ -271,7 +270,7 @@ impl Starting {
             }
         }
         let lasting =
-            failures.iter().all(|error| is_decision(error) || matches!(error, VolumeError::Invalid { .. }));
+            failures.iter().all(|error| error.is_decision() || matches!(error, VolumeError::Invalid { .. }));
         // What is to be done about it, this daemon is asked for.
         let is_asked_for = |error: &VolumeError| {
             use BackendError::{NotFound, Overwritten, Unrecognised};
