@@ -3,11 +3,13 @@
 
 mod accept;
 mod certificates;
+mod claim;
 mod dial;
 mod identity;
 mod images;
 mod keep;
 mod revoked;
+mod strangers;
 mod stream;
 
 pub(super) use accept::{Listener, accept};
