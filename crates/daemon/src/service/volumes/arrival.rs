@@ -214,8 +214,9 @@ impl Volumes {
         }
         let share_bytes =
             self.shard.status().await.map_err(from_shard("add", name))?.device.dirty_share_bytes;
-        let peers = !self.peers.is_empty();
-        let (mode, accept_loss, dirty_bytes_max) = within(leaving, self.accept_loss, share_bytes, peers);
+        let peers = self.pairs.are_wanted();
+        let (mode, accept_loss, dirty_bytes_max) =
+            within(leaving, self.pairs.accept_loss, share_bytes, peers);
         if (mode, accept_loss) != (leaving.mode, leaving.accept_loss) {
             warn!(
                 "volume {name}: {mode} here, {}: this host is configured so",

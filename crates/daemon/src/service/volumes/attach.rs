@@ -1,7 +1,9 @@
 //! How a volume that is known gets its backend: opened, tried again, taken over.
 
+use super::snapshots::Rollback;
+use super::takeover::{Takeover, Taking};
 use super::turns::Turn;
-use super::{Entry, Facts, Volumes, close, from_shard, is_among, lock, whole};
+use super::{Entry, Facts, Volumes, close, from_shard, is_among, lock};
 use crate::admin::State;
 use crate::service::VolumeError;
 use crate::service::attachment;
@@ -10,7 +12,7 @@ use crate::shard::{Announcement, Image, Refused, ShardError};
 use crate::volume::{self, Mode, is_parent_name};
 use std::sync::Arc;
 use std::time::Duration as Time;
-use tidepool_backend::{BackendError, BackendUri, Layout, OpenOptions, Opened, Parent, Prepared, TakeOver};
+use tidepool_backend::{BackendError, BackendUri, Layout, OpenOptions, Opened, Parent};
 use tidepool_engine::Attach;
 use tidepool_engine::api::{DrainOrder, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
@@ -24,17 +26,6 @@ const WAIT_NOTE: Time = Time::from_secs(10);
 const RETRY_PAUSE_MIN: Time = Time::from_secs(1);
 /// Longest such pause.
 const RETRY_PAUSE_MAX: Time = Time::from_secs(30);
-
-/// How a backend is opened that was another host's.
-#[derive(Default)]
-pub(super) struct Taking {
-    /// What was made ready for that.
-    pub prepared: Prepared,
-    /// It has to be taken over first.
-    pub take_over: Option<TakeOver>,
-    /// Its former owner may answer reads until then: nothing is acknowledged here before.
-    pub serve_from: Option<Instant>,
-}
 
 /// The attempts to open a backend: who waits for an outcome, what the log has said, and when the next one is due.
 pub(super) struct Attempts {
@@ -130,18 +121,13 @@ impl Volumes {
         let said = (spec.drain == DrainOrder::Unordered).then_some(volume::DrainOrder::Unordered);
         let drain = asked.as_ref().map_or(said, |asked| asked.drain).or(self.drain);
         let state = Some(State::Opening);
-        let takes_over = taken_over.is_some();
-        let taking = taken_over.unwrap_or_default();
-        let was_ours = takes_over && taking.take_over.is_none();
         let facts = Facts {
             id: Some(id),
             accept_loss,
             drain,
             state,
-            takes_over,
-            was_ours,
-            taking,
-            roll_back,
+            takeover: Takeover::new(taken_over),
+            rollback: Rollback::new(roll_back),
             left_out: lock(&self.left_out).remove(&name),
             announced: self.announce(&name),
             ..Facts::default()
@@ -184,8 +170,8 @@ impl Volumes {
             drop(opening);
             {
                 let mut facts = lock(&entry.facts);
-                facts.waits_as_of = whole::waits_as_of(&outcome);
-                facts.half_rolled_back = is_half_rolled_back(&outcome);
+                facts.peer_first.ended(&outcome);
+                facts.rollback.ended(&outcome);
                 facts.forget_rollback();
             }
             let error = match outcome {
@@ -205,7 +191,7 @@ impl Volumes {
                     source: BackendError::Overwritten { .. } | BackendError::Behind { .. },
                     ..
                 } | VolumeError::Shard { .. }
-            ) && !lock(&entry.facts).takes_over;
+            ) && !lock(&entry.facts).takeover.is_under_way();
             self.note_whose(&entry).await;
             let text = entry.set_unavailable(&error);
             attempts.failed(error, text);
@@ -227,14 +213,12 @@ impl Volumes {
     /// A copy that is to be served could not be. If its record was this cache's and is not any more, another host serves the volume:
     /// then it may become the copy of that one's.
     async fn note_whose(&self, entry: &Entry) {
-        if !lock(&entry.facts).takes_over {
+        if !lock(&entry.facts).takeover.is_under_way() {
             return;
         }
         let Ok(Some(found)) = self.ownership(&entry.backend).await else { return };
         let is_ours = self.owns(&found);
-        let mut facts = lock(&entry.facts);
-        facts.takes_over &= is_ours || !facts.was_ours;
-        facts.was_ours |= is_ours;
+        lock(&entry.facts).takeover.note(is_ours);
     }
 
     /// Another host owns a volume and may send its records here.
@@ -251,11 +235,48 @@ impl Volumes {
         let copy = volumes.iter().any(|(known, _, state)| *known == id && *state == VolumeState::Replica);
         let mut entries = lock(&self.entries);
         let current = is_among(&entries, entry);
-        if copy && current && !lock(&entry.facts).takes_over {
+        if copy && current && !lock(&entry.facts).takeover.is_under_way() {
             entries.remove(&entry.name);
             return false;
         }
         current
+    }
+
+    /// How the backend of a volume is opened with the next attempt, and from when on it may be served then. Nothing stands in the way of
+    /// the attempt.
+    async fn next_attempt(
+        &self,
+        entry: &Arc<Entry>,
+        id: VolumeId,
+        attach: &Attach,
+        recorded: Vec<u8>,
+    ) -> Result<(OpenOptions, Option<Instant>), VolumeError> {
+        entry.refuse_left_out()?;
+        let shard_error = from_shard("attach", &entry.name);
+        let status = self.shard.status().await.map_err(shard_error)?;
+        // Without a backend nothing is drained, so this does not change until the volume is attached.
+        let known = status.volumes.iter().find(|v| v.status.id == id);
+        if known.is_some_and(|v| is_attached(v.status.state)) {
+            return Err(shard_error(ShardError::Attached(id)));
+        }
+        let dirty = known.is_some_and(|v| v.status.dirty);
+        entry.clone().look().await;
+        self.refuse_shared(entry).await?;
+        let Taking { prepared, take_over, serve_from } = lock(&entry.facts).takeover.attempt();
+        let options = OpenOptions {
+            cache_uuid: self.cache_uuid,
+            attachment: Some(recorded),
+            generation: known.map(|v| v.status.spec.generation),
+            read_only: attach.read_only,
+            dirty,
+            grouped: attach.drain == DrainOrder::Grouped,
+            sequence: known.map(|v| v.status.sequence),
+            prepared,
+            take_over,
+            roll_back: lock(&entry.facts).rollback.attempt(),
+            ..OpenOptions::default()
+        };
+        Ok((options, serve_from))
     }
 
     async fn attach_once(
@@ -266,35 +287,7 @@ impl Volumes {
         recorded: Vec<u8>,
     ) -> Result<Option<Parent>, VolumeError> {
         let name = &entry.name;
-        entry.refuse_left_out()?;
-        let shard_error = from_shard("attach", name);
-        let status = self.shard.status().await.map_err(shard_error)?;
-        // Without a backend nothing is drained, so this does not change until the volume is attached.
-        let known = status.volumes.iter().find(|v| v.status.id == id);
-        if known.is_some_and(|v| is_attached(v.status.state)) {
-            return Err(shard_error(ShardError::Attached(id)));
-        }
-        let dirty = known.is_some_and(|v| v.status.dirty);
-        entry.clone().look().await;
-        self.refuse_shared(entry).await?;
-        let (prepared, take_over, serve_from) = {
-            let taking = &mut lock(&entry.facts).taking;
-            // Also a later attempt has to wait for the last.
-            (std::mem::take(&mut taking.prepared), taking.take_over.take(), taking.serve_from)
-        };
-        let mut options = OpenOptions {
-            cache_uuid: self.cache_uuid,
-            attachment: Some(recorded),
-            generation: known.map(|v| v.status.spec.generation),
-            read_only: attach.read_only,
-            dirty,
-            grouped: attach.drain == DrainOrder::Grouped,
-            sequence: known.map(|v| v.status.sequence),
-            prepared,
-            take_over,
-            roll_back: lock(&entry.facts).roll_back.take(),
-            ..OpenOptions::default()
-        };
+        let (mut options, serve_from) = self.next_attempt(entry, id, &attach, recorded).await?;
         let (opened, turn) = self.open_whole(entry, id, &mut options).await?;
         let dirty = options.dirty;
         let given_up = || lock(&entry.facts).given_up;
@@ -333,7 +326,7 @@ impl Volumes {
         }
         let Layout { own, parent } = opened.layout;
         let image = Image { backend: opened.backend, own };
-        match self.shard.attach_volume((id, name), attach, image, self.alone_with(loss)).await {
+        match self.shard.attach_volume((id, name), attach, image, self.pairs.alone_with(loss)).await {
             Ok(()) => {
                 self.has_not_left(name);
                 self.replicate(entry, id, generation, read_only).await;
@@ -347,7 +340,7 @@ impl Volumes {
                     }
                     false => self.put_back(entry, backend, !dirty).await,
                 }
-                Err(shard_error(error))
+                Err(from_shard("attach", name)(error))
             }
         }
     }
@@ -405,11 +398,6 @@ pub(super) fn image_of(uri: &BackendUri) -> String {
         other => other,
     };
     image.to_string()
-}
-
-/// Opening its backend has ended so that only a rollback of the image leads out.
-pub(super) fn is_half_rolled_back<T>(outcome: &Result<T, VolumeError>) -> bool {
-    matches!(outcome, Err(VolumeError::Open { source: BackendError::HalfRolledBack { .. }, .. }))
 }
 
 /// A volume in this state has its backend.

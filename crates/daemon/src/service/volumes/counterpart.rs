@@ -71,7 +71,7 @@ impl Volumes {
                 checked => checked.map_err(|error| error.to_string()),
             }
         };
-        timeout(Time::from_nanos(self.limits.record_ns), asked).await.unwrap_or(Ok(()))?;
+        timeout(self.pairs.record_wait(), asked).await.unwrap_or(Ok(()))?;
         check().await.map_err(|kept| kept.to_string())
     }
 
@@ -87,7 +87,7 @@ impl Volumes {
             return Ok(());
         }
         // Who takes it over keeps it for that host.
-        let wait = Time::from_nanos(self.limits.record_ns);
+        let wait = self.pairs.record_wait();
         let Ok(_takeover) = timeout(wait, self.takeovers.of(name)).await else { return Ok(()) };
         if self.is_anothers(name, &spec.backend).await {
             self.shard.forget_counterpart(name, of, newest).await?;
@@ -103,7 +103,7 @@ impl Volumes {
 
     /// What looks like a copy is about to be this host's own volume, or is getting from its copy what its log has lost.
     fn takes_over(&self, name: &str) -> bool {
-        lock(&self.entries).get(name).is_some_and(|entry| lock(&entry.facts).takes_over)
+        lock(&self.entries).get(name).is_some_and(|entry| lock(&entry.facts).takeover.is_under_way())
     }
 
     /// What looks like a copy is one: at a start that is found out in the record of the image.
@@ -112,7 +112,7 @@ impl Volumes {
             let image = self.check_way(name, image).await.ok()?;
             self.ownership(&image).await.ok()
         };
-        let Ok(Some(found)) = timeout(Time::from_nanos(self.limits.record_ns), found).await else {
+        let Ok(Some(found)) = timeout(self.pairs.record_wait(), found).await else {
             return false;
         };
         !found.is_some_and(|found| self.owns(&found)) && !self.takes_over(name)
@@ -121,7 +121,7 @@ impl Volumes {
     /// Asks the owner of a copy whether it needs it; `None` if it does not answer.
     async fn is_needed(&self, (name, image): (&str, &str), of: &Counterpart) -> Option<bool> {
         let mut asked = JoinSet::new();
-        for route in self.peers.iter() {
+        for route in self.pairs.peers.iter() {
             let (route, of, me) = (route.clone(), of.clone(), self.host.clone());
             let (name, image) = (name.to_owned(), image.to_owned());
             asked.spawn(async move {
@@ -143,7 +143,7 @@ impl Volumes {
     /// Asks now and then whether copies are needed that nobody sends records of, as long as their owners live that could say so: one
     /// that dies later would leave them to be kept.
     pub(in crate::service) async fn ask_for_kept_copies(self: Arc<Self>) {
-        if self.peers.is_empty() || !self.takes_copies {
+        if !self.pairs.are_wanted() || !self.pairs.takes_copies {
             return;
         }
         let mut pause = FIRST_PAUSE;

@@ -103,7 +103,7 @@ impl Volumes {
         let (record, image) = (record_of(&found), entry.backend.to_string());
         let caller = Caller { record: &record, host: &self.host, name, image: &image };
         let mut failures = Vec::new();
-        for route in self.peers.iter() {
+        for route in self.pairs.peers.iter() {
             match offer(route, &caller, &leaving).await {
                 Ok((stream, cache)) => {
                     info!("volume {name}: goes to {host} as soon as a client writes there");

@@ -94,7 +94,9 @@ impl Volumes {
     /// Volumes that may be another host's: copies, and what is being taken over.
     async fn candidates(&self) -> Result<Vec<String>, VolumeError> {
         let sample = self.sample().await.map_err(super::from_shard("look at", "*"))?;
-        let taking = |name: &str| lock(&self.entries).get(name).is_some_and(|of| lock(&of.facts).takes_over);
+        let taking = |name: &str| {
+            lock(&self.entries).get(name).is_some_and(|of| lock(&of.facts).takeover.is_under_way())
+        };
         let may_be = |report: &VolumeReport| match report.state {
             State::Replica => true,
             State::Opening | State::Unavailable => taking(&report.name),
@@ -183,7 +185,7 @@ impl Volumes {
             entry.inspect(|entry| entry.again.notify_one());
             return Step::again(why, Some(&found));
         }
-        if let Some(entry) = entry.filter(|entry| lock(&entry.facts).takes_over) {
+        if let Some(entry) = entry.filter(|entry| lock(&entry.facts).takeover.is_under_way()) {
             // A takeover that was cut short before it had the record is nobody's business any more.
             return match entry.opening.try_lock().is_ok() {
                 true => self.fail_over_copy(report, asked).await,
@@ -284,7 +286,7 @@ impl Volumes {
     /// Whether nothing is heard of a host. A word that comes later than the silence that counts as death after the question was
     /// not on its way when the host died: so a host that has just died is waited for, and one that is alive is told for certain.
     async fn silent(&self, host: &str) -> Result<(), String> {
-        let (since, silence_max) = (Instant::now(), Time::from_nanos(self.limits.silence_ns));
+        let (since, silence_max) = (Instant::now(), Time::from_nanos(self.pairs.limits.silence_ns));
         loop {
             let silence = self.shard.silence_of(host).await.ok().flatten();
             let Some(silence) = silence.filter(|silence| *silence <= silence_max) else { return Ok(()) };

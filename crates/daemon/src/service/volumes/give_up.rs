@@ -73,7 +73,7 @@ impl Volumes {
         let status = self.volume_status(name).await?;
         let (bytes, seconds) = (status.exposure.bytes, status.exposure.seconds);
         // What is half rolled back is no volume.
-        let is_whole = status.state != State::Failed && !lock(&entry.facts).half_rolled_back;
+        let is_whole = status.state != State::Failed && !lock(&entry.facts).rollback.is_half_done();
         let is_lossless = bytes == 0 && status.lost_blocks == 0 && is_whole;
         if !accept_loss && !is_lossless {
             let (name, backend) = (name.to_owned(), entry.backend.to_string());

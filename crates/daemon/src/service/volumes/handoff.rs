@@ -96,7 +96,7 @@ impl Volumes {
         loop {
             match attempt().await {
                 Err(ShardError::Connected(_))
-                    if since.elapsed() < Duration::from_nanos(self.limits.clients_ns) =>
+                    if since.elapsed() < Duration::from_nanos(self.pairs.limits.clients_ns) =>
                 {
                     sleep(CLIENTS_PAUSE).await
                 }
@@ -168,7 +168,7 @@ impl Volumes {
         let caller = Caller { record: &record, host: &self.host, name: &entry.name, image: &image };
         let to = found.peer.as_ref().map_or("", |peer| &peer.host);
         let mut failures = Vec::new();
-        for route in self.peers.iter() {
+        for route in self.pairs.peers.iter() {
             match hand_over(route, &caller, to).await {
                 Ok(()) => return Ok(()),
                 Err(error) => failures.push(format!("peer {route}: {error}")),

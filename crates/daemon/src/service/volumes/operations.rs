@@ -1,10 +1,12 @@
-//! What is done with a volume as a whole while it is served: drain, resize, removal.
+//! What is done with a volume as a whole while it is served: drain, change, resize, removal.
 
-use super::{Entry, Volumes, close, from_shard, lock};
-use crate::admin::{BackendState, Removed, State};
+use super::{Entry, Volumes, close, from_shard, lock, sockets};
+use crate::admin::{BackendState, Removed, SetVolume, State};
 use crate::direct;
 use crate::service::VolumeError;
+use crate::service::plan::{mode_rule, order_rule, quota_rule};
 use crate::units::Size;
+use crate::volume::Mode;
 use std::sync::Arc;
 use std::time::Duration as Time;
 use tidepool_engine::api::VolumeId;
@@ -25,6 +27,53 @@ impl Volumes {
         let id = self.entry(name)?.attached("drain")?;
         let shard_error = from_shard("drain", name);
         self.shard.drain(id).await.map_err(shard_error)
+    }
+
+    /// Changes a volume; returns when the change is in force.
+    ///
+    /// # Errors
+    /// The change is not allowed, or the shard refused.
+    pub async fn set(&self, name: &str, change: SetVolume) -> Result<(), VolumeError> {
+        let entry = self.entry(name)?;
+        let _change = entry.begin_change()?;
+        let id = entry.attached("change")?;
+        let shard_error = from_shard("change", name);
+        let accept_loss = change.accept_loss.or(lock(&entry.facts).accept_loss);
+        let drain = lock(&entry.facts).drain;
+        let rule = |mode| {
+            let rules = |mode| order_rule(&entry.backend, mode, drain).map(|()| mode);
+            let found = mode_rule(mode, accept_loss, self.pairs.are_wanted()).and_then(rules);
+            found.map_err(|source| VolumeError::Mode { name: name.to_owned(), source })
+        };
+        rule(change.mode.or(Some(Mode::WriteThrough)))?;
+        if change.dirty_max.is_some() {
+            let quota = quota_rule(change.dirty_max);
+            let quota = quota.map_err(|source| VolumeError::Mode { name: name.to_owned(), source })?;
+            self.shard.set_dirty_bytes_max(id, quota).await.map_err(shard_error)?;
+        }
+        if let Some(mode) = change.mode {
+            let _alone = match mode {
+                Mode::WriteBack => None,
+                _ => Some(self.alone(id).await.map_err(shard_error)?),
+            };
+            self.shard.set_mode(id, rule(Some(mode))?.into()).await.map_err(shard_error)?;
+        }
+        if change.accept_loss.is_some() || change.socket.is_some() {
+            let socket = change.socket.clone().or_else(|| self.socket_of(name));
+            let remembered = self.remembered(id, name, accept_loss, socket.as_ref()).await?;
+            if let Some(socket) = change.socket {
+                let changed = self.change_door(name, socket).await;
+                self.doors.serve(&self.shard);
+                changed.map_err(sockets::none_of(name))?;
+            }
+            self.shard.set_attachment(id, remembered).await.map_err(shard_error)?;
+        }
+        if change.accept_loss.is_some() {
+            lock(&entry.facts).accept_loss = accept_loss;
+            self.shard.set_alone(id, self.pairs.alone_with(accept_loss)).map_err(shard_error)?;
+        }
+        info!("volume {name}: changed as asked for");
+        Ok(())
     }
 
     /// Gives the volume and its image another size.

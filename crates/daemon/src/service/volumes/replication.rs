@@ -1,6 +1,6 @@
 //! Second copies of volumes (RFC 9): which volumes are to have one, and how a copy becomes a volume.
 
-use super::attach::Taking;
+use super::takeover::Taking;
 use super::{Entry, Volumes, from_shard, lock};
 use crate::admin::{Freed, Removed};
 use crate::failure::one_line;
@@ -8,12 +8,11 @@ use crate::service::VolumeError;
 use crate::service::peers::{Replicated, check_place, is_way_of_this_host, me, not_taken, record_of};
 use crate::service::plan::Wanted;
 use crate::shard::ShardError;
-use crate::units::Duration;
 use crate::volume::is_parent_name;
 use std::sync::Arc;
 use std::time::Duration as Time;
 use tidepool_backend::{BackendError, BackendUri, OwnerState, Ownership, Prepared, TakeOver};
-use tidepool_engine::api::{Degraded, VolumeId, VolumeSpec};
+use tidepool_engine::api::{VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
 use tidepool_replica::{Copies, Record};
 use tokio::sync::Notify;
@@ -48,11 +47,11 @@ impl Volumes {
         generation: u64,
         read_only: bool,
     ) {
-        if self.peers.is_empty() || read_only || is_parent_name(&entry.name) {
+        if !self.pairs.are_wanted() || read_only || is_parent_name(&entry.name) {
             return;
         }
         let record = Record { generation, owner: me(self.cache_uuid), copies: Copies::Solo };
-        let alone = self.alone_with(lock(&entry.facts).accept_loss);
+        let alone = self.pairs.alone_with(lock(&entry.facts).accept_loss);
         let wanted = Arc::new(Notify::new());
         if let Err(error) = self.shard.own(id, record, alone, wanted.clone()).await {
             return warn!("volume {}: no second copy is kept: {error}", entry.name);
@@ -63,7 +62,7 @@ impl Volumes {
             image: entry.backend.to_string(),
             record,
             host: self.host.clone(),
-            peers: self.peers.clone(),
+            peers: self.pairs.peers.clone(),
         };
         let (volumes, kept) = (self.clone(), entry.clone());
         let keeping = tokio::spawn(async move {
@@ -75,11 +74,6 @@ impl Volumes {
         if let Some(before) = lock(&entry.facts).keeping.replace(keeping.abort_handle()) {
             before.abort();
         }
-    }
-
-    /// What write-back does while there is no second copy that counts.
-    pub(super) fn alone_with(&self, accept_loss: Option<Duration>) -> Degraded {
-        if accept_loss.is_some() { Degraded::No } else { self.without_peer }
     }
 
     /// Ends the second copy of a volume for as long as the caller keeps what is returned.
@@ -185,7 +179,7 @@ impl Volumes {
         let unfollowed = self.shard.unfollowed_for(id).await.map_err(shard_error)?;
         let unfollowed = unfollowed.unwrap_or_else(|| self.since.elapsed());
         let left = Time::from_nanos(
-            self.limits.serves_after(u64::try_from(unfollowed.as_nanos()).unwrap_or(u64::MAX)),
+            self.pairs.limits.serves_after(u64::try_from(unfollowed.as_nanos()).unwrap_or(u64::MAX)),
         );
         let serve_from = (found.state == OwnerState::Open).then(|| Instant::now() + left);
         let taking = Taking { prepared, take_over, serve_from };
@@ -295,7 +289,7 @@ impl Volumes {
         &self,
         known: &[(VolumeId, VolumeSpec, VolumeState)],
     ) -> Vec<BackendUri> {
-        let is_any = self.images_of_others.is_empty();
+        let is_any = self.pairs.images.is_empty();
         let served = known.iter().filter(|(_, _, state)| is_any || *state != VolumeState::Replica);
         let served = served.filter_map(|(_, spec, _)| spec.backend.parse().ok());
         let wanted = self.wanted_images().into_iter().map(|(_, image)| image);
@@ -309,7 +303,7 @@ impl Volumes {
     /// It does not: that is for an operator to decide.
     pub(super) async fn check_way(&self, name: &str, recorded: &str) -> Result<BackendUri, VolumeError> {
         let uri: BackendUri = recorded.parse()?;
-        if !self.takes_from_hosts {
+        if !self.pairs.takes_from_hosts {
             return Ok(uri);
         }
         let known = self.shard.volumes().await.map_err(from_shard("look at", name))?;

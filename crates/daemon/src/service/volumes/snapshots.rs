@@ -8,7 +8,7 @@ use crate::service::VolumeError;
 use crate::shard::ShardError;
 use crate::volume::{check_name, is_parent_name};
 use std::sync::Arc;
-use tidepool_backend::{BackendUri, SnapshotKind};
+use tidepool_backend::{BackendError, BackendUri, SnapshotKind};
 use tidepool_engine::api::{ControlError, IoError, VolumeId};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -16,6 +16,43 @@ use tracing::info;
 
 /// In the place of a name: a snapshot that mirroring takes and names.
 const OF_MIRRORING: &str = "";
+
+/// A rollback of a volume's image.
+#[derive(Default)]
+pub(super) struct Rollback {
+    /// With the next attempt to open the image it goes back to this snapshot.
+    to: Option<String>,
+    /// The volume is not served because it was cut short.
+    is_half_done: bool,
+}
+
+impl Rollback {
+    /// Of an image that is about to be opened, and goes back to a snapshot then, if one is named.
+    pub(super) fn new(to: Option<String>) -> Rollback {
+        Rollback { to, is_half_done: false }
+    }
+
+    /// The snapshot that the image goes back to with the attempt that begins.
+    pub(super) fn attempt(&mut self) -> Option<String> {
+        self.to.take()
+    }
+
+    /// An attempt to open the image has ended like this: only a rollback may lead out.
+    pub(super) fn ended<T>(&mut self, outcome: &Result<T, VolumeError>) {
+        self.is_half_done =
+            matches!(outcome, Err(VolumeError::Open { source: BackendError::HalfRolledBack { .. }, .. }));
+    }
+
+    /// It is not made with a later attempt.
+    pub(super) fn forget(&mut self) {
+        self.to = None;
+    }
+
+    /// The volume is not served because it was cut short.
+    pub(super) fn is_half_done(&self) -> bool {
+        self.is_half_done
+    }
+}
 
 /// Something that is to be done with a snapshot of a volume, for what is said of it.
 struct Asked<'a> {
@@ -187,7 +224,7 @@ impl Volumes {
         let change = entry.begin_change()?;
         self.found(&asked, &entry, snapshot).await?;
         let start = Instant::now();
-        let half = lock(&entry.facts).half_rolled_back;
+        let half = lock(&entry.facts).rollback.is_half_done;
         let done = if half {
             // To open a volume changes it, too.
             drop(change);
@@ -287,7 +324,7 @@ impl Volumes {
             if facts.asking.as_ref().is_some_and(|asking| !asking.is_closed()) {
                 return Err(VolumeError::Busy(entry.name.clone()));
             }
-            (facts.roll_back, facts.asking) = (Some(snapshot.to_owned()), Some(asking));
+            (facts.rollback.to, facts.asking) = (Some(snapshot.to_owned()), Some(asking));
         }
         entry.again.notify_one();
         // As long as it takes.

@@ -1,7 +1,7 @@
 //! The start: what the cache holds and what is configured, each volume on its own. A configured volume of which the cache holds
 //! nothing is tried again for as long as it is configured.
 
-use super::attach::{Attempts, is_half_rolled_back};
+use super::attach::Attempts;
 use super::{Entry, Facts, Volumes, from_shard, lock};
 use crate::admin::Removed;
 use crate::service::VolumeError;
@@ -60,7 +60,7 @@ impl Volumes {
         let mut starting = Starting {
             firsts: Vec::new(),
             failures: Vec::new(),
-            takes_copies: self.takes_copies,
+            takes_copies: self.pairs.takes_copies,
             holds_data: recovered.iter().any(|(status, _)| holds_data(status)),
         };
         for (status, _) in recovered.iter().filter(|(_, asked)| asked.is_none()) {
@@ -155,7 +155,7 @@ impl Volumes {
             drop(opening);
             {
                 let mut facts = lock(&entry.facts);
-                facts.half_rolled_back = is_half_rolled_back(&outcome);
+                facts.rollback.ended(&outcome);
                 facts.forget_rollback();
             }
             asked_for = false;

@@ -31,13 +31,24 @@ enum FetchError {
     Shard(#[from] ShardError),
 }
 
-/// The generation of the record that keeps a volume waiting for its peer, if that is how opening its backend has ended.
-pub(super) fn waits_as_of<T>(outcome: &Result<T, VolumeError>) -> Option<u64> {
-    match outcome {
-        Err(VolumeError::Alone { source: BackendError::PeerFirst { generation, .. }, .. }) => {
-            Some(*generation)
-        }
-        _ => None,
+/// A volume that is not served because its peer may have more than this cache.
+#[derive(Default)]
+pub(super) struct PeerFirst {
+    /// The record that says so is of this generation.
+    as_of: Option<u64>,
+    /// With the next attempt the volume is served all the same, if the record is of this generation.
+    accepted_as_of: Option<u64>,
+}
+
+impl PeerFirst {
+    /// An attempt to open the volume's backend has ended like this.
+    pub(super) fn ended<T>(&mut self, outcome: &Result<T, VolumeError>) {
+        self.as_of = match outcome {
+            Err(VolumeError::Alone { source: BackendError::PeerFirst { generation, .. }, .. }) => {
+                Some(*generation)
+            }
+            _ => None,
+        };
     }
 }
 
@@ -51,7 +62,7 @@ impl Volumes {
         options: &mut OpenOptions,
     ) -> Result<(Opened, Turn), VolumeError> {
         // It is accepted for one attempt: later the peer may be there.
-        let accepted = lock(&entry.facts).whole_as_of.take();
+        let accepted = lock(&entry.facts).peer_first.accepted_as_of.take();
         let source = match self.open(entry, options.clone(), None).await {
             Err(VolumeError::Open { source: source @ BackendError::PeerFirst { .. }, .. })
                 if !options.read_only =>
@@ -92,7 +103,7 @@ impl Volumes {
         let (Some(holder), Resume::Unreachable) = (record.peer(), alone) else { return Ok(None) };
         let image = entry.backend.to_string();
         let caller = Caller { record: &record, host: &self.host, name: &entry.name, image: &image };
-        let mut addresses = self.peers.iter().peekable();
+        let mut addresses = self.pairs.peers.iter().peekable();
         while let Some(address) = addresses.peek() {
             let Welcomed { mut stream, party, host, holds, .. } = match dial(address, &caller).await {
                 Ok(welcomed) => welcomed,
@@ -170,10 +181,7 @@ impl Volumes {
         self.has_not_left(&entry.name);
         self.shard.follow_on(id).await?;
         // The cache takes it for a copy until it is served.
-        {
-            let mut facts = lock(&entry.facts);
-            (facts.takes_over, facts.was_ours) = (true, true);
-        }
+        lock(&entry.facts).takeover.begin_own();
         stream.send(&Message::Fetch { after: *own, through }).await?;
         let (mut head, mut data) = (Vec::new(), Vec::new());
         // Whatever else is said meanwhile.
@@ -206,7 +214,7 @@ impl Volumes {
     /// A volume of this host's that is not served because its peer may have more, and cannot be asked.
     pub(super) fn waiting(&self, name: &str) -> Option<Arc<Entry>> {
         let entry = lock(&self.entries).get(name).cloned();
-        entry.filter(|entry| lock(&entry.facts).waits_as_of.is_some())
+        entry.filter(|entry| lock(&entry.facts).peer_first.as_of.is_some())
     }
 
     /// Serves such a volume from this cache alone, if the loss is accepted; returns when it is served.
@@ -214,14 +222,14 @@ impl Volumes {
         let (asking, outcome) = oneshot::channel();
         {
             let mut facts = lock(&entry.facts);
-            let Some(generation) = facts.waits_as_of else {
+            let Some(generation) = facts.peer_first.as_of else {
                 return Err(VolumeError::Busy(entry.name.clone()));
             };
             if !accept_loss {
                 let why = facts.error.clone().unwrap_or_default();
                 return Err(VolumeError::NotInSync { name: entry.name.clone(), why });
             }
-            (facts.whole_as_of, facts.asking) = (Some(generation), Some(asking));
+            (facts.peer_first.accepted_as_of, facts.asking) = (Some(generation), Some(asking));
         }
         info!("volume {}: the loss of what only its peer may have is accepted", entry.name);
         entry.try_again(outcome).await
