@@ -2,8 +2,10 @@
 //! units and stand last in a name.
 
 use crate::admin::BackendState;
-use crate::report;
+use crate::health::backend_state;
 use crate::shard::{ReactorCounters, ShardVolumeStatus};
+use serde_json::Number as Json;
+use std::collections::BTreeMap;
 use tidepool_engine::status::{DeviceStatus, VolumeCounters};
 
 /// A number that only grows, or one that goes both ways.
@@ -19,13 +21,54 @@ pub enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Number {
     /// Its name, without prefix and without `_total`.
-    pub name: &'static str,
+    name: &'static str,
     /// What it counts.
-    pub help: &'static str,
+    help: &'static str,
     /// What it is.
-    pub kind: Kind,
+    kind: Kind,
     /// Its value.
-    pub value: f64,
+    value: f64,
+}
+
+impl Number {
+    /// A number that goes up and down.
+    pub const fn gauge(name: &'static str, help: &'static str, value: f64) -> Number {
+        Number { name, help, kind: Kind::Gauge, value }
+    }
+
+    /// Its name, without prefix and without `_total`.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// What it counts.
+    pub fn help(&self) -> &'static str {
+        self.help
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Its value.
+    pub fn value(&self) -> f64 {
+        self.value
+    }
+}
+
+/// The numbers by name.
+pub fn by_name(numbers: Vec<Number>) -> BTreeMap<String, Json> {
+    numbers.into_iter().map(|number| (number.name.to_owned(), json(number.value))).collect()
+}
+
+/// A whole number without a point where the value is one.
+fn json(value: f64) -> Json {
+    if value >= 0.0 && value.fract() == 0.0 && value < (1u64 << 53) as f64 {
+        Json::from(value as u64)
+    } else {
+        Json::from_f64(value).unwrap_or_else(|| Json::from(0))
+    }
 }
 
 const fn counter(name: &'static str, help: &'static str, value: u64) -> Number {
@@ -33,7 +76,7 @@ const fn counter(name: &'static str, help: &'static str, value: u64) -> Number {
 }
 
 const fn gauge(name: &'static str, help: &'static str, value: u64) -> Number {
-    Number { name, help, kind: Kind::Gauge, value: value as f64 }
+    Number::gauge(name, help, value as f64)
 }
 
 const fn seconds(kind: Kind, name: &'static str, help: &'static str, ns: u64) -> Number {
@@ -102,7 +145,7 @@ pub fn of_volume(count: &VolumeCounters) -> Vec<Number> {
 /// What a volume is like now.
 pub fn of_volume_now(volume: &ShardVolumeStatus) -> Vec<Number> {
     let status = &volume.status;
-    let backend = report::backend_state(volume);
+    let backend = backend_state(volume);
     vec![
         gauge("size_bytes", "Size of the volume", status.spec.size_bytes),
         gauge("dirty_bytes", "Bytes of data not yet in the backend", status.dirty_bytes),

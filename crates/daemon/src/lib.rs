@@ -24,6 +24,7 @@ pub mod counters;
 pub mod direct;
 pub mod door;
 pub mod failure;
+pub mod health;
 pub mod listen;
 pub mod metrics;
 pub mod report;

@@ -24,9 +24,9 @@ const LATENCY_BOUNDS_US: [u64; 20] = [
 #[derive(Debug)]
 pub struct Sample {
     /// The shard's own numbers.
-    pub shard: ShardStatus,
+    shard: ShardStatus,
     /// The volumes as the control plane sees them.
-    pub volumes: Vec<VolumeReport>,
+    volumes: Vec<VolumeReport>,
 }
 
 /// The sample as OpenMetrics text.
@@ -62,6 +62,26 @@ impl Collector for Sample {
 type Row<'a> = (&'a str, Vec<Number>);
 
 impl Sample {
+    /// The shard's own numbers, and the volumes as the control plane sees them, of one moment.
+    pub fn new(shard: ShardStatus, volumes: Vec<VolumeReport>) -> Sample {
+        Sample { shard, volumes }
+    }
+
+    /// The shard's own numbers.
+    pub fn shard(&self) -> &ShardStatus {
+        &self.shard
+    }
+
+    /// The volumes as the control plane sees them.
+    pub fn volumes(&self) -> &[VolumeReport] {
+        &self.volumes
+    }
+
+    /// The volumes alone.
+    pub fn into_volumes(self) -> Vec<VolumeReport> {
+        self.volumes
+    }
+
     /// The numbers of the volumes: the format wants all samples of a metric together, so it goes
     /// metric by metric.
     fn encode_volumes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -129,17 +149,17 @@ impl Sample {
 fn replication(replication: &Replication) -> Vec<Number> {
     let flag = |value| f64::from(u8::from(value));
     vec![
-        gauge(
+        Number::gauge(
             "replica_in_sync",
             "1 while whatever is acknowledged is in the logs of two hosts",
             flag(replication.in_sync),
         ),
-        gauge(
+        Number::gauge(
             "replica_degraded",
             "1 while write-back works as write-through, or waits, since no second copy counts",
             flag(replication.degraded),
         ),
-        gauge(
+        Number::gauge(
             "replica_lag_records",
             "Records that the peer has not confirmed",
             replication.lag_records as f64,
@@ -147,19 +167,19 @@ fn replication(replication: &Replication) -> Vec<Number> {
     ]
 }
 
-fn gauge(name: &'static str, help: &'static str, value: f64) -> Number {
-    Number { name, help, kind: Kind::Gauge, value }
-}
-
 fn exposure(volume: &VolumeReport) -> Vec<Number> {
     vec![
-        gauge("exposure_seconds", "Age of what would be lost with the cache device", volume.exposure.seconds),
-        gauge(
+        Number::gauge(
+            "exposure_seconds",
+            "Age of what would be lost with the cache device",
+            volume.exposure.seconds,
+        ),
+        Number::gauge(
             "exposure_bytes",
             "Bytes that would be lost with the cache device",
             volume.exposure.bytes as f64,
         ),
-        gauge(
+        Number::gauge(
             "exposure_exceeded",
             "1 while more would be lost than the operator accepts",
             f64::from(u8::from(volume.exposure.exceeded)),
@@ -168,8 +188,8 @@ fn exposure(volume: &VolumeReport) -> Vec<Number> {
 }
 
 fn single(encoder: &mut DescriptorEncoder<'_>, part: &str, number: &Number) -> fmt::Result {
-    let name = format!("{part}_{}", number.name);
-    let metric = encoder.encode_descriptor(&name, number.help, None, metric_type(number.kind))?;
+    let name = format!("{part}_{}", number.name());
+    let metric = encoder.encode_descriptor(&name, number.help(), None, metric_type(number.kind()))?;
     value(metric, number)
 }
 
@@ -177,8 +197,8 @@ fn single(encoder: &mut DescriptorEncoder<'_>, part: &str, number: &Number) -> f
 fn encode_rows(encoder: &mut DescriptorEncoder<'_>, rows: &[Row<'_>]) -> fmt::Result {
     let Some((_, first)) = rows.first() else { return Ok(()) };
     for (column, number) in first.iter().enumerate() {
-        let name = format!("volume_{}", number.name);
-        let mut metric = encoder.encode_descriptor(&name, number.help, None, metric_type(number.kind))?;
+        let name = format!("volume_{}", number.name());
+        let mut metric = encoder.encode_descriptor(&name, number.help(), None, metric_type(number.kind()))?;
         for (volume, numbers) in rows {
             value(metric.encode_family(&[("volume", *volume)])?, &numbers[column])?;
         }
@@ -194,9 +214,9 @@ fn metric_type(kind: Kind) -> MetricType {
 }
 
 fn value(metric: MetricEncoder<'_>, number: &Number) -> fmt::Result {
-    match number.kind {
-        Kind::Counter => ConstCounter::new(number.value).encode(metric),
-        Kind::Gauge => ConstGauge::new(number.value).encode(metric),
+    match number.kind() {
+        Kind::Counter => ConstCounter::new(number.value()).encode(metric),
+        Kind::Gauge => ConstGauge::new(number.value()).encode(metric),
     }
 }
 

@@ -3,48 +3,65 @@
 use crate::admin::{
     BackendState, Exposure, Followed, Latency, Owner, Replication, State, VolumeNumbers, VolumeReport,
 };
-use crate::counters::{self, Number};
-use crate::service::Wanted;
+use crate::counters::{self, by_name};
+use crate::health::backend_state;
 use crate::shard::{LatencyHistogram, ShardVolumeStatus};
 use crate::units::Duration;
-use serde_json::Number as Json;
+use crate::volume;
 use std::collections::BTreeMap;
-use tidepool_engine::api::{Degraded, IoError, Mode, Nanos};
+use tidepool_backend::BackendUri;
+use tidepool_engine::api::{Degraded, IoError, Mode};
 use tidepool_engine::status::VolumeState;
-
-/// A backend that has not answered for this long is called slow.
-const SLOW_NS: Nanos = 3_000_000_000;
 
 /// What the control plane knows about a volume beyond the core's status.
 #[derive(Debug, Clone, Default)]
 pub struct Known {
     /// The volume's loss that the operator accepts.
-    pub accept_loss: Option<Duration>,
+    accept_loss: Option<Duration>,
     /// State that stands above the core's: opening, unavailable, removing.
-    pub state: Option<State>,
+    state: Option<State>,
     /// Why the backend could not be opened.
-    pub error: Option<String>,
+    error: Option<String>,
     /// What is to be known of its image, a line each.
-    pub notes: Vec<String>,
+    notes: Vec<String>,
     /// Its own socket.
-    pub socket: Option<String>,
+    socket: Option<String>,
     /// This host.
-    pub host: String,
+    host: String,
     /// The volume through which it reads what it has from its parent.
-    pub parent: Option<String>,
+    parent: Option<String>,
 }
 
-/// The numbers by name.
-pub fn by_name(numbers: Vec<Number>) -> BTreeMap<String, Json> {
-    numbers.into_iter().map(|number| (number.name.to_owned(), json(number.value))).collect()
-}
+impl Known {
+    /// Nothing yet but the name of this host.
+    pub fn on(host: &str) -> Known {
+        Known { host: host.to_owned(), ..Known::default() }
+    }
 
-/// A whole number without a point where the value is one.
-fn json(value: f64) -> Json {
-    if value >= 0.0 && value.fract() == 0.0 && value < (1u64 << 53) as f64 {
-        Json::from(value as u64)
-    } else {
-        Json::from_f64(value).unwrap_or_else(|| Json::from(0))
+    /// The operator accepts to lose so much of it.
+    pub fn accepting(self, accept_loss: Option<Duration>) -> Known {
+        Known { accept_loss, ..self }
+    }
+
+    /// It is in a state that stands above the core's, and this is why.
+    pub fn in_state(self, state: Option<State>, error: Option<String>) -> Known {
+        Known { state, error, ..self }
+    }
+
+    /// That is to be known of it, too, a line each.
+    pub fn noting(mut self, notes: impl IntoIterator<Item = String>) -> Known {
+        self.notes.extend(notes);
+        self
+    }
+
+    /// It has a socket of its own at this path.
+    pub fn at_socket(self, socket: Option<String>) -> Known {
+        Known { socket, ..self }
+    }
+
+    /// It is a clone, and reads what it has from its parent through this volume.
+    pub fn cloned_through(self, parent: Option<String>) -> Known {
+        Known { parent, ..self }
     }
 }
 
@@ -121,14 +138,20 @@ fn numbers(volume: &ShardVolumeStatus) -> VolumeNumbers {
 }
 
 /// The report of a volume that is only configured.
-pub fn configured(wanted: &Wanted, known: Known) -> VolumeReport {
+pub fn configured(
+    name: &str,
+    backend: &BackendUri,
+    mode: volume::Mode,
+    read_only: bool,
+    known: Known,
+) -> VolumeReport {
     VolumeReport {
-        name: wanted.name.clone(),
-        backend: wanted.backend.to_string(),
+        name: name.to_owned(),
+        backend: backend.to_string(),
         size_bytes: 0,
-        read_only: wanted.read_only,
-        mode: wanted.mode,
-        mode_wanted: wanted.mode,
+        read_only,
+        mode,
+        mode_wanted: mode,
         state: known.state.unwrap_or(State::Opening),
         backend_state: BackendState::Ok,
         error: known.error,
@@ -154,16 +177,6 @@ fn owner_host(volume: &ShardVolumeStatus, host: String) -> String {
         Some(followed) => followed.host.clone(),
         None if volume.status.state == VolumeState::Replica => "unknown".into(),
         None => host,
-    }
-}
-
-/// How a volume's backend does.
-pub fn backend_state(volume: &ShardVolumeStatus) -> BackendState {
-    match volume.backend_error {
-        Some(IoError::Full) => BackendState::Full,
-        Some(_) => BackendState::Failing,
-        None if volume.backend_wait_ns >= SLOW_NS => BackendState::Slow,
-        None => BackendState::Ok,
     }
 }
 
@@ -231,6 +244,7 @@ fn latency(histogram: &LatencyHistogram) -> Latency {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::health::SLOW_NS;
     use crate::metrics::Sample;
     use crate::shard::{PairStatus, ReactorCounters, ShardStatus};
     use tidepool_engine::api::{DrainOrder, Mode, VolumeId, VolumeSpec};
@@ -298,7 +312,7 @@ pub(crate) mod tests {
             volumes: vec![status],
             reactor: ReactorCounters::default(),
         };
-        Sample { shard, volumes }
+        Sample::new(shard, volumes)
     }
 
     #[test]

@@ -6,11 +6,10 @@ use super::{
     ResizeVolume, RollBack, SetVolume, SnapshotAction, Status, TakeSnapshot, TakeVolume,
 };
 use crate::audit::{self, Audit, Caller};
-use crate::counters;
+use crate::counters::{self, by_name};
 use crate::door::VolumeSocket;
 use crate::failure::one_line;
 use crate::metrics;
-use crate::report::by_name;
 use crate::service::error::VolumeError;
 use crate::service::volumes::Volumes;
 use crate::shard::ShardError;
@@ -287,14 +286,14 @@ async fn audited<T: Told>(
 
 async fn status(State(context): State<Arc<Context>>) -> Answer<Status> {
     let sample = context.volumes.sample().await?;
-    let device = &sample.shard.device;
+    let device = &sample.shard().device;
     let cache = CacheReport {
         path: context.cache.display().to_string(),
         uuid: context.cache_uuid.to_string(),
         failed: device.failed,
         size_bytes: device.size_bytes,
-        cached_bytes: sample.volumes.iter().map(|volume| volume.cached_bytes).sum(),
-        dirty_bytes: sample.volumes.iter().map(|volume| volume.dirty_bytes).sum(),
+        cached_bytes: sample.volumes().iter().map(|volume| volume.cached_bytes).sum(),
+        dirty_bytes: sample.volumes().iter().map(|volume| volume.dirty_bytes).sum(),
         counters: by_name(counters::of_device(device)),
     };
     json(Status {
@@ -302,13 +301,13 @@ async fn status(State(context): State<Arc<Context>>) -> Answer<Status> {
         host: context.host.clone(),
         uptime_seconds: context.started.elapsed().as_secs_f64(),
         cache,
-        volumes: sample.volumes,
-        reactor: by_name(counters::of_reactor(&sample.shard.reactor)),
+        reactor: by_name(counters::of_reactor(&sample.shard().reactor)),
+        volumes: sample.into_volumes(),
     })
 }
 
 async fn list(State(context): State<Arc<Context>>) -> Answer<Vec<super::VolumeReport>> {
-    json(context.volumes.sample().await?.volumes)
+    json(context.volumes.sample().await?.into_volumes())
 }
 
 async fn volume(

@@ -32,17 +32,17 @@ pub async fn watch(volumes: &Arc<Volumes>) -> ShardError {
     loop {
         match volumes.sample().await {
             Ok(sample) => {
-                if sample.shard.device.failed && !device_failed {
+                if sample.shard().device.failed && !device_failed {
                     error!("the cache device has failed: nothing is written to it any more");
                 }
-                device_failed = sample.shard.device.failed;
-                let count = count(&sample.volumes);
+                device_failed = sample.shard().device.failed;
+                let count = count(sample.volumes());
                 if count != counted && watchdog::tell(&[NotifyState::Status(&count)]) {
                     counted = count;
                 }
-                let fenced = sample.volumes.iter().filter(|volume| volume.state == State::Fenced);
+                let fenced = sample.volumes().iter().filter(|volume| volume.state == State::Fenced);
                 fenced.for_each(|volume| volumes.find_owner(&volume.name));
-                said = sample.volumes.iter().map(|volume| tell(&said, volume)).collect();
+                said = sample.volumes().iter().map(|volume| tell(&said, volume)).collect();
             }
             Err(error) => return error,
         }

@@ -92,16 +92,13 @@ impl Facts {
         }
     }
 
-    /// What a report tells of it.
-    pub(super) fn known(&self) -> Known {
-        Known {
-            accept_loss: self.accept_loss,
-            state: self.state,
-            error: self.error.clone(),
-            notes: self.notes.clone(),
-            parent: self.parent.clone(),
-            ..Known::default()
-        }
+    /// What a report of `host` tells of it.
+    pub(super) fn known(&self, host: &str) -> Known {
+        Known::on(host)
+            .accepting(self.accept_loss)
+            .in_state(self.state, self.error.clone())
+            .noting(self.notes.clone())
+            .cloned_through(self.parent.clone())
     }
 }
 

@@ -102,7 +102,7 @@ impl Volumes {
             State::Opening | State::Unavailable => taking(&report.name),
             _ => false,
         };
-        Ok(sample.volumes.into_iter().filter(may_be).map(|report| report.name).collect())
+        Ok(sample.into_volumes().into_iter().filter(may_be).map(|report| report.name).collect())
     }
 
     async fn fail_over_one(self: &Arc<Self>, name: &str, asked: &Arc<Asked>) -> Option<FailedOver> {

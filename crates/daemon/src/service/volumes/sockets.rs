@@ -41,13 +41,12 @@ impl Volumes {
     }
 
     /// What is known of a volume, with its own socket.
-    pub(super) fn with_socket(&self, name: &str, mut known: Known) -> Known {
-        known.socket = self.socket_of(name).map(|socket| socket.path.display().to_string());
+    pub(super) fn with_socket(&self, name: &str, known: Known) -> Known {
+        let socket = self.socket_of(name).map(|socket| socket.path.display().to_string());
         let trouble = self.doors.trouble(name);
-        known.notes.extend(
+        known.at_socket(socket).noting(
             trouble.map(|why| format!("it has no socket of its own yet, which is tried again: {why}")),
-        );
-        known
+        )
     }
 
     pub(super) fn attachment(
