@@ -171,13 +171,18 @@ impl Aborts {
 
 /// A note about an abort that is being written.
 pub(crate) struct Note {
-    pub(crate) volume: String,
+    volume: String,
     abort: Abort,
     path: Option<PathBuf>,
     wait: mpsc::Receiver<io::Result<()>>,
 }
 
 impl Note {
+    /// The volume that the reactor was working for.
+    pub(crate) fn volume(&self) -> &str {
+        &self.volume
+    }
+
     /// Waits until it is written, for a while.
     fn wait(&self) {
         if let (Some(path), Ok(Err(e))) = (&self.path, self.wait.recv_timeout(NOTE_WAIT_MAX)) {

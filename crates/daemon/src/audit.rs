@@ -33,17 +33,17 @@ const WRITE_WAIT_MAX: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Caller {
     /// Its user.
-    pub uid: Option<u32>,
+    uid: Option<u32>,
     /// The user who has logged in, whatever it has become since.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub login_uid: Option<u32>,
+    login_uid: Option<u32>,
     /// The user who has called sudo.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub sudo_uid: Option<u32>,
+    sudo_uid: Option<u32>,
     /// Its process.
-    pub pid: Option<u32>,
+    pid: Option<u32>,
     /// What that says it is called.
-    pub program: String,
+    program: String,
 }
 
 impl Caller {

@@ -158,9 +158,9 @@ impl Listening {
         bind_unix(
             path,
             &Marks {
-                mode: Some(Mode::from_bits_truncate(wanted.mode)),
-                owner: wanted.owner.map(Uid::from_raw),
-                group: wanted.group.map(Gid::from_raw),
+                mode: Some(Mode::from_bits_truncate(wanted.mode_bits())),
+                owner: wanted.owner().map(Uid::from_raw),
+                group: wanted.group().map(Gid::from_raw),
             },
         )
     }
@@ -376,6 +376,7 @@ pub fn runtime_directory() -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::door::VolumeSocket;
     use std::os::unix::net::UnixStream;
 
     fn scratch(name: &str) -> PathBuf {
@@ -419,8 +420,13 @@ mod tests {
         std::fs::remove_file(&path).expect("removed");
     }
 
+    fn socket_with(mode: u32) -> VolumeSocket {
+        let mode = format!("{mode:04o}").parse().expect("a mode");
+        VolumeSocket { mode: Some(mode), ..VolumeSocket::new("/s".into()) }
+    }
+
     fn resolved(mode: u32) -> Resolved {
-        Resolved { owner: None, group: None, mode, access: Default::default() }
+        socket_with(mode).resolve().expect("no names")
     }
 
     #[test]
@@ -475,8 +481,9 @@ mod tests {
         let error = Listening::bind_volume(&path, &resolved(0o600)).expect_err("not ours");
         assert!(matches!(error, ListenError::Foreign { owner: 65534, .. }), "{error}");
         assert!(path.exists());
-        let wanted = Resolved { owner: Some(65534), ..resolved(0o600) };
-        let listening = Listening::bind_volume(&path, &wanted).expect("it is of who is to have it");
+        let wanted = VolumeSocket { owner: Some("65534".into()), ..socket_with(0o600) };
+        let listening = Listening::bind_volume(&path, &wanted.resolve().expect("a number"))
+            .expect("it is of who is to have it");
         assert_eq!(std::fs::metadata(&path).expect("there").uid(), 65534);
         drop(listening);
     }

@@ -37,11 +37,11 @@ const SOCKET_BYTES_MAX: usize = 512;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Kept {
     /// Up to this much may be lost with the cache device.
-    pub accept_loss: Option<Duration>,
+    pub(super) accept_loss: Option<Duration>,
     /// The volume's own socket.
-    pub socket: Option<VolumeSocket>,
+    pub(super) socket: Option<VolumeSocket>,
     /// The backend's own.
-    pub backend: Vec<u8>,
+    pub(super) backend: Vec<u8>,
 }
 
 /// The settings of a socket as they are kept.

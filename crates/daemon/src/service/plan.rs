@@ -29,35 +29,35 @@ const FRONT_DOORS_MAX: usize = LISTENERS_MAX;
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// The cache file or block device.
-    pub cache: PathBuf,
+    pub(super) cache: PathBuf,
     /// Its size when it has to be created.
-    pub cache_size: Option<Size>,
+    pub(super) cache_size: Option<Size>,
     /// The volumes that were named.
     pub volumes: Vec<Wanted>,
     /// Where NBD is served.
-    pub front_doors: Vec<NbdUri>,
+    pub(super) front_doors: Vec<NbdUri>,
     /// The admin API's socket.
-    pub admin: Option<PathBuf>,
+    pub(super) admin: Option<PathBuf>,
     /// Directory to be made first: that of the default sockets.
-    pub directory: Option<PathBuf>,
+    pub(super) directory: Option<PathBuf>,
     /// Address of the metrics endpoint.
-    pub metrics: Option<SocketAddr>,
+    pub(super) metrics: Option<SocketAddr>,
     /// Accepted loss of volumes for which nothing else is said.
     pub accept_loss: Option<Duration>,
     /// Order of the drain of volumes for which nothing else is said.
-    pub drain: Option<DrainOrder>,
+    pub(super) drain: Option<DrainOrder>,
     /// Where second copies may be, the best first.
-    pub peers: Vec<PeerAddress>,
+    pub(super) peers: Vec<PeerAddress>,
     /// Where this host takes second copies of others' volumes.
-    pub peer_doors: Vec<PeerAddress>,
+    pub(super) peer_doors: Vec<PeerAddress>,
     /// What write-back does while no second copy counts.
-    pub without_peer: WithoutPeer,
+    pub(super) without_peer: WithoutPeer,
     /// Directory of the certificates for both.
-    pub peer_tls: Option<PathBuf>,
+    pub(super) peer_tls: Option<PathBuf>,
     /// Hosts that may do something here; all of the authority, where there is none.
-    pub peer_allow: Vec<Allowed>,
+    pub(super) peer_allow: Vec<Allowed>,
     /// Images that they may name.
-    pub peer_images: Vec<Images>,
+    pub(super) peer_images: Vec<Images>,
 }
 
 /// A volume as it is wanted.
@@ -66,17 +66,17 @@ pub struct Wanted {
     /// Its name.
     pub name: String,
     /// Where its image is.
-    pub backend: BackendUri,
+    pub(super) backend: BackendUri,
     /// What to do with writes.
-    pub mode: Mode,
+    pub(super) mode: Mode,
     /// Up to this much may be lost with the cache device.
-    pub accept_loss: Option<Duration>,
+    pub(super) accept_loss: Option<Duration>,
     /// Most dirty bytes; 0 for its share of the cache.
-    pub dirty_bytes_max: u64,
+    pub(super) dirty_bytes_max: u64,
     /// Serve reads only.
-    pub read_only: bool,
+    pub(super) read_only: bool,
     /// Order of the drain; what it was, or grouped, when nothing is said.
-    pub drain: Option<DrainOrder>,
+    pub(super) drain: Option<DrainOrder>,
     /// A socket of its own.
     pub socket: Option<VolumeSocket>,
 }

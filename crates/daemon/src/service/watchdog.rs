@@ -119,7 +119,8 @@ impl Watched {
         self.held_looks = if goes_on { 0 } else { self.held_looks + 1 };
         if self.held_looks == HELD_LOOKS {
             self.note = self.is.note();
-            let volume = self.note.as_ref().map(|note| format!("; it is working for volume {}", note.volume));
+            let volume =
+                self.note.as_ref().map(|note| format!("; it is working for volume {}", note.volume()));
             error!(
                 "the {} makes no rounds: the service manager ends the daemon if that lasts (nothing acknowledged is lost){}",
                 self.is.name(),

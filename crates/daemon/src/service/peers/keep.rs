@@ -19,17 +19,17 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// What a volume is to the world, and where its second copy may be.
 pub struct Replicated {
     /// Its number in the core.
-    pub id: VolumeId,
+    pub(in crate::service) id: VolumeId,
     /// Its name.
-    pub name: String,
+    pub(in crate::service) name: String,
     /// URI of its image.
-    pub image: String,
+    pub(in crate::service) image: String,
     /// Its ownership record, which names no peer.
-    pub record: Record,
+    pub(in crate::service) record: Record,
     /// This host.
-    pub host: String,
+    pub(in crate::service) host: String,
     /// Peers, the best first.
-    pub peers: Arc<[Route]>,
+    pub(in crate::service) peers: Arc<[Route]>,
 }
 
 impl Replicated {
