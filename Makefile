@@ -40,7 +40,7 @@ bench: deps ## raw device, empty NBD server, Tidepool with one copy and with two
 calibrate: deps ## the lab's emulated devices against the figures of their classes, on a machine that does nothing else; ARGS="--slow 4"
 	$(CARGO) run --quiet --release --locked -p tidepool -- lab devices --calibrate $(ARGS)
 
-lint: ## formatting and clippy, warnings denied
+lint: tidy ## formatting, clippy with warnings denied, and whether the code is tidy
 	$(CARGO) fmt --all -- --check
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --release --locked -p tidepool-sim --features mutations --all-targets -- -D warnings

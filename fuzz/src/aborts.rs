@@ -57,8 +57,8 @@ pub(crate) fn aborts(bytes: &[u8]) {
         let is_over = u128::from(now_unix_ms) >= (u128::from(last) + within_ms).min(u64::MAX.into());
         if recent >= OF_VOLUME_MAX && !is_over {
             let left = left.get(&volume).unwrap_or_else(|| panic!("{volume:?} is served"));
-            assert_eq!(left.last_unix_ms, last);
-            assert!(now_unix_ms < left.until_unix_ms);
+            assert_eq!(left.last_unix_ms(), last);
+            assert!(now_unix_ms < left.until_unix_ms());
             wanted.insert(volume);
         }
     }

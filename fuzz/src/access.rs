@@ -121,7 +121,7 @@ fn this_process(allow: Vec<Allow>) {
     };
     assert!(!is_too_long);
     thread_local!(static PAIR: (UnixStream, UnixStream) = UnixStream::pair().expect("two sockets"));
-    let checked = PAIR.with(|(ours, _)| resolved.access.check(ours.as_fd()));
+    let checked = PAIR.with(|(ours, _)| resolved.access().check(ours.as_fd()));
     // SAFETY: it takes nothing and cannot fail.
     let own_uid = unsafe { libc::geteuid() };
     let is_user = uids.is_empty() || uids.contains(&own_uid);

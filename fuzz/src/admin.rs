@@ -11,7 +11,6 @@ use axum::response::{IntoResponse, Response};
 use axum::serve::Listener;
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
 use tidepool_backend::BackendUri;
 use tidepool_daemon::admin::server::{Context, admin_router};
 use tidepool_daemon::admin::{AddVolume, ErrorBody, ResizeVolume, SetVolume, TakeSnapshot};
@@ -64,15 +63,13 @@ impl Daemon {
         });
         let shard = shard.expect("a reactor");
         drop(runtime.block_on(shard.shutdown()).expect("an end"));
-        let context = Context {
-            volumes: Volumes::new(shard, [9; 16], "host".into(), None, Pairs::default()),
-            cache: "/c".into(),
-            cache_uuid: uuid::Uuid::from_bytes([9; 16]),
-            host: "host".into(),
-            started: Instant::now(),
-            accept_loss: None,
-            audit: Arc::new(Audit::start(None)),
-        };
+        let context = Context::new(
+            Volumes::new(shard, [9; 16], "host".into(), None, Pairs::default()),
+            ("/c".into(), uuid::Uuid::from_bytes([9; 16])),
+            "host".into(),
+            None,
+            Arc::new(Audit::start(None)),
+        );
         let router = admin_router(Arc::new(context)).layer(from_fn(guard));
         runtime.spawn(async { axum::serve(Door(door), router).await });
         Daemon { runtime, connections }
@@ -107,7 +104,7 @@ async fn guard(request: Request, next: Next) -> Response {
     {
         let config = VolumeConfig { mode: asked.mode, drain: asked.drain, ..VolumeConfig::new(backend) };
         if let Ok(wanted) = Wanted::new(&asked.name, config, asked.accept_loss, None, false) {
-            assert_eq!(wanted.name, asked.name);
+            assert_eq!(wanted.name(), asked.name);
         }
         return StatusCode::IM_A_TEAPOT.into_response();
     }

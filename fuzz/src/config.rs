@@ -23,7 +23,7 @@ pub(crate) fn config(bytes: &[u8]) {
     for (name, volume) in config.volume.clone() {
         let uri = volume.backend.to_string();
         match Wanted::new(name.as_str(), volume, loss, drain, !config.peer.is_empty()) {
-            Ok(wanted) => assert_eq!(wanted.name, name.as_str()),
+            Ok(wanted) => assert_eq!(wanted.name(), name.as_str()),
             Err(failure) => assert!(!failure.to_string().contains('\n'), "{uri}: {failure}"),
         }
     }

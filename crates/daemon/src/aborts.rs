@@ -48,10 +48,20 @@ impl Abort {
 /// A volume that is left unserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeftOut {
+    last_unix_ms: u64,
+    until_unix_ms: u64,
+}
+
+impl LeftOut {
     /// The last abort that names it.
-    pub last_unix_ms: u64,
+    pub fn last_unix_ms(&self) -> u64 {
+        self.last_unix_ms
+    }
+
     /// It is served again from then on.
-    pub until_unix_ms: u64,
+    pub fn until_unix_ms(&self) -> u64 {
+        self.until_unix_ms
+    }
 }
 
 /// Now, for notes that outlive the process.

@@ -42,11 +42,15 @@ pub struct Resolved {
     owner: Option<u32>,
     group: Option<u32>,
     mode: u32,
-    /// Who is let in.
-    pub access: Access,
+    access: Access,
 }
 
 impl Resolved {
+    /// Who is let in.
+    pub fn access(&self) -> &Access {
+        &self.access
+    }
+
     /// The owner's uid, if one is named.
     pub fn owner(&self) -> Option<u32> {
         self.owner

@@ -16,6 +16,7 @@ macro_rules! mutated {
     }};
 }
 
+mod api;
 mod driver;
 mod limits;
 mod owner;
@@ -24,11 +25,12 @@ mod record;
 mod session;
 pub mod wire;
 
+pub use api::{Arrived, Copies, Copy, Party, Promise, Record, Submit, Tail};
 pub use driver::{
-    Arrived, OwnerDriver, OwnerTurn, PeerCopyNeeded, PeerDriver, PeerLost, PeerTurn, Promise, RECORDS_MAX,
-    RecordAnswer, Submit, holds, may_take_over,
+    OwnerDriver, OwnerTurn, PeerCopyNeeded, PeerDriver, PeerLost, PeerTurn, RECORDS_MAX, RecordAnswer, holds,
+    may_take_over,
 };
 pub use limits::{LEASE_V1_NS, Limits};
 pub use owner::{Effect, Event, Owner, Phase};
-pub use peer::{Copy, Peer, Rejected};
-pub use record::{Copies, Party, Record, Resume, Tail, resume};
+pub use peer::{Peer, Rejected};
+pub use record::{Resume, resume};

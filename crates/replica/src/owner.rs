@@ -1,7 +1,7 @@
 //! The owner's side: when a write may be acknowledged and drained, and what becomes of the ownership record when the
 //! peer comes and goes.
 
-use crate::record::{Copies, Party, Record};
+use crate::api::{Copies, Party, Record};
 use tidepool_engine::api::Pairing;
 
 /// Where the second copy stands.

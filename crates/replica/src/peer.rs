@@ -1,17 +1,6 @@
 //! The peer's side: what it takes, what it promises, and when it may take over.
 
-use crate::record::{Party, Record, Tail};
-
-/// A copy of an owner's volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Copy {
-    /// The owner's generation.
-    pub generation: u64,
-    /// Newest sequence that it does not hold: the image has everything up to there before the copy counts.
-    pub base: u64,
-    /// Newest sequence in its log.
-    pub logged: u64,
-}
+use crate::api::{Copy, Party, Record, Tail};
 
 /// Why a peer does not do as it is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,66 +1,6 @@
 //! What the witness knows, and what an owner that comes back makes of it.
 
-/// A cache on one life of its host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Party {
-    /// Uuid of the cache device.
-    pub cache: u128,
-    /// The host's boot: another one means that what was not on stable media is gone.
-    pub boot: u128,
-}
-
-/// Which caches hold what the image does not have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Copies {
-    /// The owner's alone.
-    Solo,
-    /// The owner's and this one's: whatever is acknowledged is in both.
-    Sync(Party),
-    /// This one's: the owner's cache device has failed, and may come back with less than it had.
-    Peer(Party),
-}
-
-/// The ownership record, as far as the second copy is concerned. It changes by compare-and-set of the whole of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Record {
-    /// Goes up with every owner, and with every return of one.
-    pub generation: u64,
-    /// The owner.
-    pub owner: Party,
-    /// Where its data is.
-    pub copies: Copies,
-}
-
-impl Record {
-    /// The record that makes a volume `party`'s, with one copy.
-    pub fn taken_by(&self, party: Party) -> Record {
-        Record { generation: self.generation + 1, owner: party, copies: Copies::Solo }
-    }
-
-    /// Who holds a copy beside the owner, on which boot.
-    pub fn peer(&self) -> Option<Party> {
-        match self.copies {
-            Copies::Solo => None,
-            Copies::Sync(peer) | Copies::Peer(peer) => Some(peer),
-        }
-    }
-
-    /// The same owner, with these copies.
-    pub fn with(&self, copies: Copies) -> Record {
-        Record { copies, ..*self }
-    }
-}
-
-/// How far a log of one generation goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Tail {
-    /// The generation.
-    pub generation: u64,
-    /// Sequence of its newest record.
-    pub logged: u64,
-    /// Who has it, on which boot.
-    pub holder: Party,
-}
+use crate::api::{Copies, Party, Record, Tail};
 
 /// What an owner that comes back has to do before it may serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,10 +1,11 @@
 //! The machines joined to the core: what an owner's volume is to know of its copy, and what a replica says of itself.
 
+use crate::api::Copy;
+use crate::api::{Party, Record};
 use crate::driver::PeerLost;
 use crate::limits::Limits;
 use crate::owner::{Effect, Event, Owner, Phase};
-use crate::peer::{Copy, Peer};
-use crate::record::{Party, Record};
+use crate::peer::Peer;
 use tidepool_engine::Engine;
 use tidepool_engine::api::{Begin, Degraded, Have, Nanos, Pairing, RequestError, Room, VolumeId};
 

@@ -4,6 +4,7 @@
 //! A text: a line that names the format, and for each set of lives a line `lives KIND SECONDS FIRST COUNT` with a line for each life
 //! behind it, which has its ordered and its unordered hash.
 
+pub use crate::api::Set;
 use crate::jobs::{at_once, lock, unlocked};
 use crate::life::{Kind, Life};
 use crate::trace::{Hashes, Trace};
@@ -20,19 +21,6 @@ pub const SETS: [Set; 3] = [
     Set { kind: Kind::OneHost, seconds: 30, first: 1, count: 500 },
     Set { kind: Kind::TwoHosts, seconds: 4, first: 1, count: 2000 },
 ];
-
-/// Lives whose seeds follow each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Set {
-    /// Who is in them.
-    pub kind: Kind,
-    /// Most simulated seconds of each.
-    pub seconds: u64,
-    /// The first seed.
-    pub first: u64,
-    /// How many there are.
-    pub count: u64,
-}
 
 impl Set {
     fn life(&self, n: usize) -> Life {

@@ -54,7 +54,7 @@ pub struct Disk {
     /// Blocks that cannot be read until they are written again.
     unreadable: BTreeSet<u64>,
     /// Writes or syncs have failed, or are about to.
-    pub(crate) dead: bool,
+    dead: bool,
     /// Which of them.
     failing: Failing,
     /// What delays it.
@@ -68,7 +68,7 @@ pub struct Disk {
     /// While a blocking caller works: operations until the machine or process stops.
     stop_after: Option<u64>,
     faults: DiskFaults,
-    pub(crate) rng: Rng,
+    rng: Rng,
     /// Faults that took place and may have cost something.
     faults_done: u64,
     /// Faults by kind, since somebody asked.

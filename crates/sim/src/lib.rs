@@ -4,6 +4,7 @@
 //! backends, a cache device that forgets and dies. Time, chance and all input and output are simulated, so
 //! that a seed decides everything. The [`checker`] knows nothing of the core: it knows the guarantees.
 
+pub mod api;
 pub mod baseline;
 pub mod ceph;
 pub mod checker;

@@ -1,5 +1,6 @@
 //! A life of the core: which one it is, and how it is lived.
 
+pub use crate::api::Life;
 use crate::pair;
 use crate::rng::{Chance, Draws};
 use crate::trace::Trace;
@@ -27,17 +28,6 @@ impl Kind {
     pub fn of_name(name: &str) -> Option<Kind> {
         [Kind::OneHost, Kind::TwoHosts].into_iter().find(|kind| kind.name() == name)
     }
-}
-
-/// A life that a seed decides.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Life {
-    /// Who is in it.
-    pub kind: Kind,
-    /// The seed.
-    pub seed: u64,
-    /// Most simulated seconds.
-    pub seconds: u64,
 }
 
 impl Life {

@@ -1,5 +1,6 @@
 //! Whether the checker notices the core's deliberate bugs.
 
+pub use crate::api::Caught;
 use crate::jobs::{at_once, lock, unlocked};
 use crate::life::{Kind, Life};
 use crate::recording::headline;
@@ -17,15 +18,6 @@ pub const SECONDS: u64 = 30;
 pub const PAIR_SECONDS: u64 = 6;
 /// What is kept of a message: some tell all that the core knows.
 const WHAT_CHARACTERS: usize = 120;
-
-/// How a bug was noticed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Caught {
-    /// The seed that showed it.
-    pub seed: u64,
-    /// The beginning of what the checker, or the core itself, said.
-    pub what: String,
-}
 
 /// The life of a seed in which a bug is looked for.
 pub fn life(mutation: Mutation, seed: u64) -> Life {

@@ -3,6 +3,7 @@
 //! A text: a line that names the format, lines `KEY VALUE` about the life, and for each stream a line `stream NAME` with its draws in
 //! the lines behind it. A change of the simulator that draws more or less in one stream leaves the other streams as they were.
 
+pub use crate::api::Recording;
 use crate::life::{Kind, Life};
 use crate::rng::Draws;
 use crate::world::Outcome;
@@ -13,17 +14,6 @@ const FORMAT: &str = "tidepool-sim recording 2";
 const IN_A_LINE: usize = 32;
 /// Most draws that a file may have: a life has some hundred thousand.
 const DRAWS_MAX: usize = 20_000_000;
-
-/// A recorded life.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Recording {
-    /// Which life it was.
-    pub life: Life,
-    /// The first line of what went wrong; empty if nothing did.
-    pub failure: String,
-    /// What it has drawn.
-    pub draws: Draws,
-}
 
 impl Recording {
     /// Lives a life and records it.

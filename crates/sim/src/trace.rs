@@ -5,6 +5,7 @@
 //! this follow two hashes. The *ordered* one changes also when effects of one instant come in another order; the *unordered* one
 //! does not.
 
+pub use crate::api::Hashes;
 use std::hash::{Hash, Hasher};
 use tidepool_engine::Engine;
 use tidepool_engine::api::*;
@@ -13,15 +14,6 @@ use tidepool_engine::mem::Arena;
 
 /// Instants from one look at the core's status to the next.
 const STATUS_INSTANTS: u64 = 64;
-
-/// The hashes of a life.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Hashes {
-    /// Of what was done, in its order.
-    pub ordered: u64,
-    /// Of what was done, whatever its order within an instant.
-    pub unordered: u64,
-}
 
 /// An effect without the names that the core gives to things.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

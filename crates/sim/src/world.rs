@@ -19,11 +19,12 @@ mod verify;
 pub mod volume;
 mod watch;
 
+pub use crate::api::Outcome;
 use crate::coverage::Coverage;
 use crate::machine::backend::Backend;
 use crate::machine::{Layout, Machine};
 use crate::rng::{Chance, Draws, Rng, mix};
-use crate::trace::{Hashes, Trace, fold};
+use crate::trace::{Trace, fold};
 use clients::Clients;
 use clock::Clock;
 use control::Controls;
@@ -106,28 +107,6 @@ pub struct World {
     journal: Journal,
     cover: Coverage,
     recovery_blocks_max: u64,
-}
-
-/// What came of a run.
-pub struct Outcome {
-    /// What its cores did, as numbers.
-    pub hashes: Hashes,
-    /// Instants at which anything happened.
-    pub instants: u64,
-    /// What its cores did after these instants, before it failed or after its trace was full.
-    pub beyond: Vec<u64>,
-    /// What its cores did, as a text, if it was kept.
-    pub text: Option<String>,
-    /// Events handled.
-    pub steps: u64,
-    /// Simulated time.
-    pub elapsed_ns: Nanos,
-    /// What it went through.
-    pub coverage: Coverage,
-    /// Blocks that its longest recovery read of the device.
-    pub recovery_blocks_max: u64,
-    /// What went wrong, with the last events before.
-    pub failure: Option<String>,
 }
 
 impl World {

@@ -13,7 +13,7 @@ fn packaged(name: &str) -> PathBuf {
 fn the_example_configuration_is_valid_as_shipped_and_with_its_comments_opened() {
     let path = packaged("tidepool.toml");
     let plan = Plan::new(Config::read(&path).expect("valid")).expect("a plan");
-    assert!(plan.volumes.is_empty());
+    assert!(plan.volumes().is_empty());
 
     let text = std::fs::read_to_string(&path).expect("readable");
     // Settings that are commented out stand directly behind their #; prose has a space there.
@@ -25,16 +25,16 @@ fn the_example_configuration_is_valid_as_shipped_and_with_its_comments_opened() 
         })
         .collect();
     let plan = Plan::new(Config::parse(&path, &opened.join("\n")).expect("valid")).expect("a plan");
-    let names: Vec<&str> = plan.volumes.iter().map(|volume| volume.name.as_str()).collect();
+    let names: Vec<&str> = plan.volumes().iter().map(|volume| volume.name()).collect();
     assert_eq!(names, ["vm1", "vm2"]);
-    assert_eq!(plan.accept_loss.map(|loss| loss.to_string()).as_deref(), Some("5s"));
+    assert_eq!(plan.accept_loss().map(|loss| loss.to_string()).as_deref(), Some("5s"));
 }
 
 #[test]
 fn the_example_of_own_sockets_is_valid() {
     let path = packaged("../docs/examples/own-sockets.toml");
     let plan = Plan::new(Config::read(&path).expect("valid")).expect("a plan");
-    assert!(plan.volumes.len() == 3 && plan.volumes.iter().all(|volume| volume.socket.is_some()));
+    assert!(plan.volumes().len() == 3 && plan.volumes().iter().all(|volume| volume.socket().is_some()));
 }
 
 #[test]

@@ -39,20 +39,27 @@ const BODY_BYTES_MAX: usize = 64 << 10;
 
 /// What the handlers need.
 pub struct Context {
-    /// The volumes.
-    pub volumes: Arc<Volumes>,
-    /// Path of the cache device.
-    pub cache: PathBuf,
-    /// Its uuid.
-    pub cache_uuid: uuid::Uuid,
-    /// Name of this host.
-    pub host: String,
-    /// When the daemon began to serve.
-    pub started: Instant,
-    /// Accepted loss of volumes that are added without one of their own.
-    pub accept_loss: Option<Duration>,
-    /// Where it is written down who gives which command.
-    pub audit: Arc<Audit>,
+    volumes: Arc<Volumes>,
+    cache: PathBuf,
+    cache_uuid: uuid::Uuid,
+    host: String,
+    started: Instant,
+    accept_loss: Option<Duration>,
+    audit: Arc<Audit>,
+}
+
+impl Context {
+    /// A daemon on this `host` that begins to serve now, from a cache device with a path and a uuid. `accept_loss` is for volumes
+    /// that are added without one of their own; `audit` writes down who gives which command.
+    pub fn new(
+        volumes: Arc<Volumes>,
+        (cache, cache_uuid): (PathBuf, uuid::Uuid),
+        host: String,
+        accept_loss: Option<Duration>,
+        audit: Arc<Audit>,
+    ) -> Context {
+        Context { volumes, cache, cache_uuid, host, started: Instant::now(), accept_loss, audit }
+    }
 }
 
 /// An error on its way to the caller.

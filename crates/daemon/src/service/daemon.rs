@@ -278,15 +278,13 @@ async fn start(
     doors.serve(&shard);
     tasks.push(tokio::spawn(doors.clone().mend(shard.clone())));
     listen(front_doors, &volumes).await?;
-    let context = Arc::new(Context {
-        volumes: volumes.clone(),
-        cache: plan.cache.clone(),
-        cache_uuid: Uuid::from_bytes(opened.uuid),
+    let context = Arc::new(Context::new(
+        volumes.clone(),
+        (plan.cache.clone(), Uuid::from_bytes(opened.uuid)),
         host,
-        started: Instant::now(),
-        accept_loss: plan.accept_loss,
-        audit: Arc::new(Audit::start(state::directory())),
-    });
+        plan.accept_loss,
+        Arc::new(Audit::start(state::directory())),
+    ));
     let admin = admin.map(admin_listener).transpose()?;
     let admin = tokio::spawn({
         let context = context.clone();

@@ -72,7 +72,7 @@ fn make(wanted: &VolumeSocket) -> Result<(Made, Option<SocketFile>), NoDoor> {
     let (socket, file) = listening.into_parts();
     let listener = StdListener::from(socket);
     listener.set_nonblocking(true).map_err(|error| NoDoor::Trouble(crate::failure::reason(&error)))?;
-    Ok(((listener, resolved.access), file))
+    Ok(((listener, resolved.access().clone()), file))
 }
 
 impl Door {

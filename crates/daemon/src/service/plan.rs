@@ -33,7 +33,7 @@ pub struct Plan {
     /// Its size when it has to be created.
     pub(super) cache_size: Option<Size>,
     /// The volumes that were named.
-    pub volumes: Vec<Wanted>,
+    pub(super) volumes: Vec<Wanted>,
     /// Where NBD is served.
     pub(super) front_doors: Vec<NbdUri>,
     /// The admin API's socket.
@@ -43,7 +43,7 @@ pub struct Plan {
     /// Address of the metrics endpoint.
     pub(super) metrics: Option<SocketAddr>,
     /// Accepted loss of volumes for which nothing else is said.
-    pub accept_loss: Option<Duration>,
+    pub(super) accept_loss: Option<Duration>,
     /// Order of the drain of volumes for which nothing else is said.
     pub(super) drain: Option<DrainOrder>,
     /// Where second copies may be, the best first.
@@ -64,7 +64,7 @@ pub struct Plan {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
     /// Its name.
-    pub name: String,
+    pub(super) name: String,
     /// Where its image is.
     pub(super) backend: BackendUri,
     /// What to do with writes.
@@ -78,7 +78,7 @@ pub struct Wanted {
     /// Order of the drain; what it was, or grouped, when nothing is said.
     pub(super) drain: Option<DrainOrder>,
     /// A socket of its own.
-    pub socket: Option<VolumeSocket>,
+    pub(super) socket: Option<VolumeSocket>,
 }
 
 /// Write-back would be a surprise.
@@ -164,6 +164,16 @@ pub fn mode_rule(
 }
 
 impl Wanted {
+    /// The volume's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A socket of its own.
+    pub fn socket(&self) -> Option<&VolumeSocket> {
+        self.socket.as_ref()
+    }
+
     /// Checks one volume; the daemon's `accept_loss` holds where the volume has none of its own. `drain` is the order
     /// that was asked for. `replicated` says that there are peers.
     ///
@@ -211,6 +221,16 @@ fn own_socket(socket: VolumeSocket) -> Result<VolumeSocket, String> {
 }
 
 impl Plan {
+    /// The volumes that were named.
+    pub fn volumes(&self) -> &[Wanted] {
+        &self.volumes
+    }
+
+    /// What may be lost of volumes that do not say so themselves.
+    pub fn accept_loss(&self) -> Option<Duration> {
+        self.accept_loss
+    }
+
     /// Checks the settings. Nothing is opened or created.
     ///
     /// # Errors

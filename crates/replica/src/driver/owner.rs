@@ -1,9 +1,9 @@
 //! The owner's side: what its peer is told, when it is parted with, and when the ownership record changes.
 
 use super::lost::PeerLost;
+use crate::api::{Copies, Party, Record};
 use crate::limits::Limits;
 use crate::owner::{Effect, Event, Owner, Phase};
-use crate::record::{Copies, Party, Record};
 use crate::session::OwnerSession;
 use crate::wire::Message;
 use tidepool_engine::Engine;

@@ -1,8 +1,8 @@
 //! The peer's side: an owner's records on their way into this host's log, and what the owner wants back of them.
 
 use super::lost::PeerLost;
+use crate::api::{Arrived, Copies, Party, Promise, Record, Submit};
 use crate::peer::{Peer, Rejected};
-use crate::record::{Copies, Party, Record};
 use crate::session::{PeerEffect, PeerSession};
 use crate::wire::{Holds, Message, Record as WireRecord};
 use std::ops::Range;
@@ -58,36 +58,6 @@ pub enum PeerTurn {
     Free(Buf),
     /// End the connection. The driver knows already.
     HangUp(PeerLost),
-}
-
-/// A request to the core.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Submit {
-    /// Names it among the requests of this driver.
-    pub number: u32,
-    /// The copy.
-    pub volume: VolumeId,
-    /// What is to be done.
-    pub op: Op,
-    /// Byte offset in the volume.
-    pub offset: u64,
-    /// Bytes.
-    pub len: u64,
-    /// Where the data is, or goes to.
-    pub buf: Option<Buf>,
-}
-
-/// A record that has come whole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Arrived {
-    /// Its sequence.
-    pub sequence: u64,
-    /// Its owner's generation.
-    pub generation: u64,
-    /// Somebody waits until it is on stable media.
-    pub durable: bool,
-    /// Its header block, then its data.
-    pub buf: Buf,
 }
 
 /// The peer's side of one connection.
@@ -405,15 +375,6 @@ pub fn holds(engine: &Engine, volume: VolumeId, generation: u64) -> Option<Holds
     engine.promised(volume)?;
     let log = engine.log_status(volume)?;
     Some(Holds { generation, base: 0, logged: log.published, stable: log.stable })
-}
-
-/// What a copy promises before this host may take its volume over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Promise {
-    /// Nothing of an owner before this generation is taken any more, once the core has recorded it.
-    pub generation: u64,
-    /// What the ownership record is to say when, after that, everything of the copy is on stable media.
-    pub after: Record,
 }
 
 /// Whether the copy `volume`, of an owner with this generation, may become this host's own while `record` stands. With

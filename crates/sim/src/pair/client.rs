@@ -165,7 +165,7 @@ impl World {
         let host = &self.hosts[at];
         let status = host.engine.as_ref().and_then(|engine| engine.volume_status(self.clock(at), VOLUME));
         let mode = status.map_or(Mode::Off, |status| status.spec.mode);
-        matches!(mode, Mode::WriteAround | Mode::Off) || host.disk.dead
+        matches!(mode, Mode::WriteAround | Mode::Off) || host.disk.is_dead()
     }
 
     /// The host may take reads: nobody else serves the volume yet, as far as it knows.

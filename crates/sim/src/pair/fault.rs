@@ -74,7 +74,7 @@ impl World {
     }
 
     pub(super) fn kill(&mut self, at: usize, power: bool) {
-        let dead = self.hosts[at].disk.dead;
+        let dead = self.hosts[at].disk.is_dead();
         if dead && !self.can_do_without(at) {
             return;
         }
@@ -84,7 +84,7 @@ impl World {
         let parting = matches!(&self.hosts[at].run,
             Run::Owner(driver) if matches!(driver.owner().phase(), Phase::Leaving { writing: true, .. }));
         self.hosts[at].stop();
-        self.hosts[at].disk.rng = self.draws.rng.fork();
+        self.hosts[at].disk.draw_from(self.draws.rng.fork());
         self.end_writes(at);
         self.mend_device(at);
         self.hosts[at].paused_until = 0;
@@ -109,7 +109,7 @@ impl World {
             // A device that has died, and may come back, is no copy, even before its owner has noticed.
             let is_left = |party: &Party| {
                 let host = &self.hosts[host_of(*party)];
-                host.party() == *party && !host.disk.dead
+                host.party() == *party && !host.disk.is_dead()
             };
             let left = members.iter().any(is_left);
             if was && !left {
@@ -167,7 +167,7 @@ impl World {
         let members = self.members();
         let there = |party: &Party| {
             let host = &self.hosts[host_of(*party)];
-            host.engine.is_some() && host.party() == *party && !host.disk.dead
+            host.engine.is_some() && host.party() == *party && !host.disk.is_dead()
         };
         // Alone with what it has, its death would be a loss that two copies do not prevent.
         let alone = members == [self.hosts[at].party()];
@@ -189,7 +189,7 @@ impl World {
         let (owner, other) = (host_of(self.ceph.record().owner), host_of(peer));
         let there =
             self.hosts[owner].party() == self.ceph.record().owner && self.hosts[other].party() == peer;
-        let dead = self.hosts.iter().any(|host| host.disk.dead);
+        let dead = self.hosts.iter().any(|host| host.disk.is_dead());
         let serves = matches!(self.hosts[owner].run, Run::Owner(_));
         if !there || dead || !serves || self.rot.is_some() {
             return;
@@ -283,7 +283,7 @@ impl World {
             && self.client.is_idle()
             && log.is_some_and(|log| log.failed && log.drained >= log.published);
         let serves = matches!(&self.hosts[at].run, Run::Owner(_)) && !self.fate.whole_image;
-        if self.hosts[at].disk.dead && !serves {
+        if self.hosts[at].disk.is_dead() && !serves {
             self.kill(at, false);
         }
     }

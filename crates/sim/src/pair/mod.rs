@@ -3,6 +3,7 @@
 //! break, answers are lost, the mode changes, another volume wants the caches' room, and a peer takes over whenever the
 //! record lets it.
 
+mod agenda;
 mod client;
 mod clock;
 mod fault;
@@ -10,25 +11,27 @@ mod fetch;
 mod host;
 mod link;
 mod neighbour;
+mod plan;
 mod rot;
 mod taking;
 
 use crate::ceph::Ceph;
 use crate::checker::Checker;
 use crate::coverage::Coverage;
-use crate::rng::{Chance, Draws, Rng, mix};
+use crate::rng::{Chance, Draws, Rng};
 use crate::store::Store;
-use crate::trace::{Trace, fold};
+use crate::trace::Trace;
 use crate::world::Outcome;
+use agenda::What;
 use client::Client;
 use clock::Clock;
 use host::{Host, Run, Transfer};
 use link::Message;
+use plan::Plan;
 use rot::Rot;
 use std::collections::{BTreeMap, VecDeque};
 use tidepool_engine::Engine;
 use tidepool_engine::api::*;
-use tidepool_engine::mem::Buf;
 use tidepool_replica::{Copies, Limits, Record};
 
 const MS: Nanos = 1_000_000;
@@ -40,217 +43,6 @@ const LIVENESS_NS: Nanos = 120 * S;
 /// Events from the first fault to the last.
 const STEPS_MAX: u64 = 8_000;
 const NOTES_MAX: usize = 300;
-
-/// Mean times of what a host waits for.
-#[derive(Debug, Clone)]
-struct Latency {
-    device_ns: Nanos,
-    sync_ns: Nanos,
-    link_ns: Nanos,
-    image_ns: Nanos,
-}
-
-/// What a run is like.
-#[derive(Debug, Clone)]
-struct Plan {
-    size_bytes: u64,
-    cache_bytes: [u64; 2],
-    segment_bytes: [u32; 2],
-    append_bytes: usize,
-    drain: DrainOrder,
-    slots: usize,
-    think_ns: Nanos,
-    reads: u64,
-    flushes: u64,
-    fua: u64,
-    zeroes: u64,
-    latency: Latency,
-    /// Mean time from one fault to the next.
-    fault_ns: Nanos,
-    lost_answers: u64,
-    /// What goes wrong next waits until the two are in sync again, for some time.
-    patient: bool,
-    /// Somebody watches the owner and lets its peer take over.
-    takes_over: bool,
-    /// Nothing goes wrong before the two are in sync.
-    sync_first: bool,
-    /// The volume's mode changes now and then.
-    modes: bool,
-    /// What write-back does with one copy.
-    alone: Degraded,
-    /// Writes of each host's other volume that are in flight at once.
-    neighbour: usize,
-}
-
-impl Plan {
-    fn new(rng: &mut Rng) -> Plan {
-        Plan {
-            size_bytes: rng.pick(&[1 << 20, 8 << 20, 24 << 20]),
-            cache_bytes: [0; 2].map(|_| rng.pick(&[64 << 20, 64 << 20, 128 << 20])),
-            segment_bytes: [0; 2].map(|_| rng.pick(&[256 << 10, 512 << 10, 2 << 20])),
-            append_bytes: rng.pick(&[128 << 10, 512 << 10]),
-            drain: rng.pick(&[DrainOrder::Grouped, DrainOrder::Unordered]),
-            slots: rng.pick(&[1, 4, 4, 16]),
-            think_ns: rng.pick(&[200_000, MS, 10 * MS]),
-            reads: rng.pick(&[100, 400]),
-            flushes: rng.pick(&[0, 20, 150]),
-            fua: rng.pick(&[0, 50]),
-            zeroes: rng.pick(&[0, 40]),
-            latency: Latency {
-                device_ns: rng.pick(&[20_000, 200_000, 2 * MS]),
-                sync_ns: rng.pick(&[200_000, 4 * MS, 100 * MS]),
-                link_ns: rng.pick(&[20_000, 200_000, 3 * MS]),
-                image_ns: rng.pick(&[200_000, 2 * MS, 30 * MS]),
-            },
-            fault_ns: rng.pick(&[30 * MS, 150 * MS, 600 * MS]),
-            lost_answers: rng.pick(&[0, 100, 400]),
-            patient: rng.permille(700),
-            takes_over: rng.permille(500),
-            sync_first: rng.permille(700),
-            modes: rng.permille(300),
-            neighbour: rng.pick(&[0, 0, 1, 8]),
-            alone: rng.pick(&[
-                Degraded::No,
-                Degraded::No,
-                Degraded::No,
-                Degraded::WriteThrough,
-                Degraded::Stopped,
-            ]),
-        }
-    }
-
-    /// The volume as an owner of this generation adds it.
-    fn spec(&self, generation: u64) -> VolumeSpec {
-        VolumeSpec {
-            name: "volume".into(),
-            backend: "file:/image".into(),
-            size_bytes: self.size_bytes,
-            mode: Mode::WriteBack,
-            drain: self.drain,
-            dirty_bytes_max: 0,
-            read_only: false,
-            generation,
-            attachment: Vec::new(),
-        }
-    }
-}
-
-/// What happens at a time.
-enum What {
-    Fault,
-    Beat(usize),
-    Tick {
-        at: usize,
-        life: u64,
-    },
-    Start(usize),
-    /// The process has nothing to serve any more, and is started again.
-    Closed {
-        at: usize,
-        life: u64,
-    },
-    /// A transfer arrives at its disk, or at the image.
-    Arrive {
-        at: usize,
-        life: u64,
-        token: Token,
-        /// What the transfer is called here, whatever the core calls it.
-        name: u64,
-        generation: u64,
-        transfer: Transfer,
-    },
-    /// The host is told.
-    Done {
-        at: usize,
-        life: u64,
-        token: Token,
-        name: u64,
-        result: Result<(), IoError>,
-        into: Option<(Buf, Vec<u8>)>,
-    },
-    Deliver {
-        to: usize,
-        connection: u64,
-        message: Message,
-    },
-    Connected {
-        owner: usize,
-        connection: u64,
-    },
-    Change {
-        at: usize,
-        life: u64,
-        before: Record,
-        after: Record,
-    },
-    Answer {
-        at: usize,
-        life: u64,
-        /// What it was asked for stands there; `None` if the answer is lost.
-        stands: Option<bool>,
-    },
-    Fence {
-        at: usize,
-        life: u64,
-        generation: u64,
-    },
-    Fenced {
-        at: usize,
-        life: u64,
-    },
-    Think(usize),
-    Mode,
-    /// The next thing goes wrong at once.
-    Strike {
-        at: usize,
-        power: bool,
-    },
-    Neighbour {
-        at: usize,
-        life: u64,
-    },
-}
-
-impl What {
-    /// What names it: it decides what comes first at one point of time, and what is drawn then. What has one name comes in the
-    /// order in which it was sent.
-    fn identity(&self) -> u64 {
-        match *self {
-            What::Fault => fold(&1),
-            What::Beat(at) => fold(&(2, at)),
-            What::Tick { at, .. } => fold(&(3, at)),
-            What::Start(at) => fold(&(4, at)),
-            What::Closed { at, .. } => fold(&(5, at)),
-            What::Arrive { name, .. } => mix(6, name),
-            What::Done { name, .. } => mix(7, name),
-            What::Deliver { to, .. } => fold(&(8, to)),
-            What::Connected { owner, .. } => fold(&(9, owner)),
-            What::Change { at, .. } => fold(&(10, at)),
-            What::Answer { at, .. } => fold(&(11, at)),
-            What::Fence { at, .. } => fold(&(12, at)),
-            What::Fenced { at, .. } => fold(&(13, at)),
-            What::Think(slot) => fold(&(14, slot)),
-            What::Mode => fold(&15),
-            What::Strike { at, .. } => fold(&(16, at)),
-            What::Neighbour { at, .. } => fold(&(17, at)),
-        }
-    }
-
-    /// The host whose process has to run for it.
-    fn host(&self) -> Option<usize> {
-        match *self {
-            What::Beat(at)
-            | What::Tick { at, .. }
-            | What::Done { at, .. }
-            | What::Deliver { to: at, .. }
-            | What::Answer { at, .. }
-            | What::Fenced { at, .. }
-            | What::Neighbour { at, .. }
-            | What::Connected { owner: at, .. } => Some(at),
-            _ => None,
-        }
-    }
-}
 
 /// What stands between the hosts.
 #[derive(Default)]
@@ -549,23 +341,7 @@ impl World {
     fn happen(&mut self, what: What) {
         match what {
             What::Fault => self.fault(),
-            What::Beat(at) => {
-                self.check_rot(at);
-                self.beat(at);
-                self.connect();
-                self.decay(at);
-                if self.course.healing {
-                    self.replace_dead(at);
-                }
-                self.look_after();
-                if (self.course.healing || self.plan.takes_over)
-                    && self.client.is_unserved()
-                    && matches!(self.hosts[at].run, Run::Peer)
-                {
-                    self.take_over(at);
-                }
-                self.after(LIMITS.beat_ns, What::Beat(at));
-            }
+            What::Beat(at) => self.beats(at),
             What::Tick { at, life } if self.hosts[at].life == life => {
                 let now = self.clock(at);
                 if let Some(engine) = &mut self.hosts[at].engine {
@@ -620,6 +396,25 @@ impl World {
         }
     }
 
+    /// A host beats, and whoever watches the volume looks at it.
+    fn beats(&mut self, at: usize) {
+        self.check_rot(at);
+        self.beat(at);
+        self.connect();
+        self.decay(at);
+        if self.course.healing {
+            self.replace_dead(at);
+        }
+        self.look_after();
+        if (self.course.healing || self.plan.takes_over)
+            && self.client.is_unserved()
+            && matches!(self.hosts[at].run, Run::Peer)
+        {
+            self.take_over(at);
+        }
+        self.after(LIMITS.beat_ns, What::Beat(at));
+    }
+
     /// Makes sure that a core is ticked when it asked to be.
     fn arm(&mut self, at: usize) {
         let (now, host) = (self.now, &self.hosts[at]);
@@ -655,7 +450,7 @@ impl World {
         transfer: Transfer,
     ) {
         let host = &mut self.hosts[at];
-        host.disk.rng = self.draws.rng.fork();
+        host.disk.draw_from(self.draws.rng.fork());
         let alive = host.life == life;
         let mut into = None;
         let result = match transfer {
@@ -768,7 +563,7 @@ impl World {
                 (Copies::Solo, true) => "record taken back",
             });
             let parted = after.generation == before.generation && after.copies == Copies::Solo;
-            if parted && (!self.hosts[at].disk.dead || self.fate.drained_at_leave) {
+            if parted && (!self.hosts[at].disk.is_dead() || self.fate.drained_at_leave) {
                 // What two logs had is on stable media, or in the image.
                 let tick = self.next_tick();
                 self.checker.settle(tick);

@@ -88,7 +88,7 @@ impl World {
     /// Blocks go bad.
     pub(super) fn decay(&mut self, at: usize) {
         let (now_is, lost) = (self.in_sync_since(at), self.lost_blocks(at));
-        let healthy = self.hosts.iter().all(|host| !host.disk.dead);
+        let healthy = self.hosts.iter().all(|host| !host.disk.is_dead());
         let quiet = self.course.calm || self.course.healing || lost > 0;
         let Some(rot) = self.rot.as_mut() else { return };
         let (Some(since), false, true) = (now_is, quiet, healthy) else { return };
@@ -102,7 +102,7 @@ impl World {
                 continue;
             }
             let disk = &mut self.hosts[host].disk;
-            disk.rng = self.draws.rng.fork();
+            disk.draw_from(self.draws.rng.fork());
             let data: Vec<u64> = disk.readable().filter(|&block| is_data(&disk.content(block))).collect();
             for _ in 0..count.min(data.len()) {
                 let block = self.draws.rng.pick(&data);

@@ -160,17 +160,16 @@ impl Entry {
     /// Refuses to serve it while it is left out.
     pub(super) fn refuse_left_out(&self) -> Result<(), VolumeError> {
         let left_out = lock(&self.facts).left_out;
-        let Some(LeftOut { last_unix_ms, until_unix_ms }) = left_out else { return Ok(()) };
-        if aborts::now_unix_ms() >= until_unix_ms {
+        let Some(left_out) = left_out.filter(|left| aborts::now_unix_ms() < left.until_unix_ms()) else {
             return Ok(());
-        }
+        };
         Err(VolumeError::LeftOut {
             name: self.name.clone(),
             backend: self.backend.to_string(),
             times: aborts::OF_VOLUME_MAX,
             minutes: aborts::WITHIN.as_secs() / 60,
-            last: time(last_unix_ms),
-            until: time(until_unix_ms),
+            last: time(left_out.last_unix_ms()),
+            until: time(left_out.until_unix_ms()),
         })
     }
 

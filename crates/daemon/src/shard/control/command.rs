@@ -246,8 +246,11 @@ impl Command {
 impl<C: Core> Reactor<C> {
     /// Executes a command, or begins to.
     pub(in crate::shard) fn command(&mut self, command: Command) {
-        let now = self.shared.now;
         self.shared.effort.count(command.effort());
+        self.execute_command(command, self.shared.now);
+    }
+
+    fn execute_command(&mut self, command: Command, now: Nanos) {
         match command {
             Command::Volumes { answer } => {
                 let _ = answer.send(self.volumes());
