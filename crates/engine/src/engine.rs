@@ -409,8 +409,9 @@ impl Engine {
         self.front.is_nearer(&mut self.ground, reader.op());
     }
 
-    /// A dirty copy has no good content. With none at the peer either the block is lost; if only a group needed the copy, the block's
-    /// newer content goes on without the older.
+    /// A dirty copy has no good content. If it is the block's current copy, the peer is asked; with none there either, the block is
+    /// lost. If only a closed group needed it, the peer is not asked: the cut of that group has even older content there
+    /// (docs/guarantees.md, known gaps).
     fn repair_or_lose(&mut self, bad: BadCopy) {
         let (id, block, position) = (bad.volume(), bad.block(), bad.position());
         if self.ground.volume(id).ledger().index().lookup(block) == Lookup::At(position) {

@@ -1,6 +1,8 @@
-//! How long two hosts wait for each other, as one value that owner, peer, daemon and simulator share. All times are those of a
-//! host's own clock (`CLOCK_BOOTTIME`), which goes on while a process is stopped or the host sleeps. It stands still while the host is a
-//! virtual machine that is paused.
+//! How long two hosts wait for each other, as one value that owner, peer, daemon and simulator share.
+//!
+//! Drivers measure with their host's own clock (`CLOCK_BOOTTIME`), which goes on while a process is stopped or the host sleeps. It
+//! stands still while the host is a virtual machine that is paused. The last wait of a takeover may use a clock that stands still
+//! while the host sleeps: then the host waits longer.
 
 use tidepool_engine::api::Nanos;
 
@@ -109,8 +111,8 @@ impl Limits {
         self.lease_ns + self.lease_ns / 10
     }
 
-    /// How many of these nanoseconds are left `unfollowed_ns` after the last echoed beat. An owner that has let go of the image by
-    /// itself is not waited for.
+    /// How many of these nanoseconds are left `unfollowed_ns` after the last echoed beat. Callers do not wait for an owner that
+    /// has let go of the image by itself.
     pub fn serves_after(&self, unfollowed_ns: Nanos) -> Nanos {
         if mutated!(ServesAtOnce) { 0 } else { self.takeover_ns().saturating_sub(unfollowed_ns) }
     }

@@ -22,9 +22,10 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// A peer with the copy that it has found in its log, which takes nothing of an owner before the one in `record`. What
-    /// it has promised for a takeover that did not come about need not be kept: to another host's copy only an owner
-    /// adds whose record durably says that it is alone, and then that takeover cannot come about any more.
+    /// A peer with the copy that it has found in its log, which takes nothing of an owner before the one in `record`.
+    ///
+    /// A promise for a takeover that did not come about need not be kept. A new copy is begun only by an owner whose record
+    /// says that it is alone. With that record the compare-and-set of the old takeover fails for ever.
     pub fn new(me: Party, record: &Record, copy: Option<Copy>) -> Peer {
         Peer { me, promise: record.generation, copy }
     }
@@ -75,8 +76,8 @@ impl Peer {
         }
     }
 
-    /// Whether it may take the volume over while `record` stands: then it makes its log stable, writes its promise
-    /// down, changes the record to what is returned, fences the old owner and only then serves.
+    /// Whether it may take the volume over while `record` stands. Then it writes its promise down, makes its log stable,
+    /// changes the record to what is returned, fences the old owner and only then serves.
     ///
     /// # Errors
     /// The record does not say that it holds everything.

@@ -88,7 +88,7 @@ pub struct Coverage {
 }
 
 /// What two hosts with a copy each must go through.
-pub const PAIRS: [&str; 41] = [
+pub const PAIRS: [&str; 42] = [
     "host kill",
     "host power loss",
     "last copy lost its power",
@@ -130,6 +130,7 @@ pub const PAIRS: [&str; 41] = [
     "power loss of an owner that has just parted",
     "copy parted with for a loss",
     "power loss of an owner that has lost something",
+    "record tried again",
 ];
 
 impl Coverage {

@@ -3,6 +3,37 @@
 //! Every image has a RADOS client of its own, so that one blocklist entry fences one volume. The
 //! image's exclusive lock is taken at open and held. The ownership record is a RADOS object beside
 //! the image, `tidepool_owner.ID`. The image stays a plain RBD image.
+//!
+//! | file | what it is about |
+//! |---|---|
+//! | `abandon` | Giving up what a lost cache holds of an image |
+//! | `address` | Addresses of RADOS clients |
+//! | `attach` | Taking an image, with all steps until the image is ours |
+//! | `backend` | An open image as a backend |
+//! | `change` | Changing an image of ours with its open handle |
+//! | `check` | The dry run of opening an image in a pool |
+//! | `claim` | What an owner knows about the image that it holds |
+//! | `cluster` | A RADOS client, and the operations of the control path on it |
+//! | `fence` | Which clients are fenced before an image is taken, for how long, and when such a fence ends early |
+//! | `forbid` | Keeps other clients from changing an image that the guard's bit cannot protect, because journaling gives that bit a meaning of its own |
+//! | `guard` | The guard of an image whose newest data is in a cache |
+//! | `image` | An open image, and the operations on it outside of the data path |
+//! | `io` | Transfers with an image through librbd's asynchronous calls |
+//! | `layout` | Which objects an image or a snapshot has of its own, and which snapshot has the others |
+//! | `mapped` | An image that a kernel has mapped |
+//! | `object_map` | The object map of an image or a snapshot |
+//! | `owner` | The ownership record of an image |
+//! | `parent` | The parent of a clone |
+//! | `peer` | The second copy's part in the ownership |
+//! | `place` | Where an image is |
+//! | `point` | Moments of taking, changing and giving up an image at which tests intervene |
+//! | `pool` | A pool of a cluster |
+//! | `redo` | The redo of an image |
+//! | `retake` | A handle that has turned read-only |
+//! | `rights` | The rights that a client needs |
+//! | `spot` | The lock of an image |
+//! | `survey` | What is known about an image before it is taken, and which client holds its lock |
+//! | `sys` | The parts of librados and librbd that are used, loaded at run time |
 
 mod abandon;
 mod address;

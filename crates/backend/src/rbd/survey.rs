@@ -57,7 +57,8 @@ pub(super) struct Survey {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Holder {
     Nobody,
-    /// A killed process of this cache.
+    /// A client that this cache may take the lock from: a killed process of this cache, or the former owner's client, which
+    /// is fenced whether it is alive or not.
     OurDead(Locker),
     /// A client that no longer watches the image. librbd would take its lock away, too.
     Gone(Locker),
@@ -240,7 +241,8 @@ impl Survey {
         Err(BackendError::Unsupported { what, why })
     }
 
-    /// Addresses of clients of this cache. The lock on the cache device proves that they are dead.
+    /// Addresses of clients of this cache, and of the owner from whom its image was taken over. The lock on the cache device
+    /// proves that this cache's clients are dead; the former owner's are fenced.
     pub(super) fn own_clients(&self, options: &OpenOptions) -> Vec<String> {
         let mut clients: Vec<String> = attached_client(options).into_iter().collect();
         if let Some(record) = self.own_record(Uuid::from_bytes(options.cache_uuid)) {

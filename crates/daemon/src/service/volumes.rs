@@ -1,5 +1,28 @@
 //! The volumes of the daemon: each one's way from its URI to being served, through changes, and back
 //! to a plain image.
+//!
+//! | file | what it is about |
+//! |---|---|
+//! | `add` | How a volume comes that the cache knows nothing of |
+//! | `arrival` | A volume comes here from another host while a guest that uses it moves |
+//! | `attach` | How a volume that is known gets its backend |
+//! | `clones` | volumes of the parents of clones |
+//! | `counterpart` | What a host keeps of a volume for the host that had the other copy of it, and whether that one needs it |
+//! | `departure` | A volume goes to another host while a guest that uses it moves there |
+//! | `entry` | One volume as the control plane knows it, from its URI to its end |
+//! | `failover` | a takeover that a manager of hosts asks for |
+//! | `give_up` | A volume goes without what is dirty |
+//! | `handoff` | A volume leaves this host |
+//! | `operations` | What is done with a volume as a whole while it is served |
+//! | `pairs` | What this host does about second copies |
+//! | `replication` | Second copies of volumes (RFC 9) |
+//! | `reports` | What is told of the volumes at a moment |
+//! | `snapshots` | Snapshots of a volume's image, which nobody else can take, remove or protect while a cache owns it |
+//! | `sockets` | The volumes' own sockets, and what the cache remembers of them |
+//! | `start` | all volumes of a start, side by side |
+//! | `takeover` | A copy becomes this host's volume |
+//! | `turns` | One at a time of the same name |
+//! | `whole` | whether the cache has everything, or the peer has to be asked first |
 
 mod add;
 mod arrival;

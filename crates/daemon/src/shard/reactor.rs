@@ -227,7 +227,7 @@ impl<C: Core> Reactor<C> {
         }
     }
 
-    /// Looks at listeners and handshakes again at this time.
+    /// Looks at listeners, handshakes and clients that wait again at this time.
     pub(super) fn alarm_at(&mut self, at: Nanos) {
         self.alarm = Some(self.alarm.map_or(at, |earlier| earlier.min(at)));
     }

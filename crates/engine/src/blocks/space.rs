@@ -53,7 +53,7 @@ impl Segment {
         self.live == 0 && self.dirty == 0
     }
 
-    /// A checkpoint names it.
+    /// The next checkpoint will name it.
     pub(crate) fn is_used(&self) -> bool {
         !matches!(self.state, SegmentState::Free | SegmentState::Released)
     }

@@ -1,4 +1,10 @@
 //! The read cache: what is kept of what was read, and how segments become free.
+//!
+//! | file | what it is about |
+//! |---|---|
+//! | `fills` | what was read from the backend goes into the read cache |
+//! | `ghost` | A short memory of blocks that were evicted |
+//! | `reclaim` | how segments become free: what is dropped, what is moved |
 
 pub(crate) mod fills;
 pub mod ghost;

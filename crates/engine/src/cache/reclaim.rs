@@ -1,9 +1,9 @@
 //! Reclaim: makes segments free again.
 //!
 //! One segment at a time: its summary says which blocks it once got, the index says which of them are
-//! current. Clean blocks are dropped (and remembered by the ghost) unless they were used again, dirty
-//! ones are moved only when there is no other way. Clean ones that keep ranges of zeroes together are dropped only as
-//! long as a checkpoint has room for the parts. A segment is free when a checkpoint that does not
+//! current. Clean blocks are dropped (and remembered by the ghost) unless they were used again. Dirty blocks are always
+//! moved, so a segment with dirty blocks is chosen only when there is no other. Clean ones that keep ranges of zeroes
+//! together are dropped only as long as a checkpoint has room for the parts. A segment is free when a checkpoint that does not
 //! name it is durable.
 //!
 //! The order of victims follows S3-FIFO (Yang et al., SOSP 2023): newcomers leave first when they take
@@ -560,8 +560,8 @@ fn must_stay(ground: &Ground, c: Candidate) -> bool {
         || ground.budget().extents() >= ground.geo().extents_max() * 3 / 4 && joins_zeroes(ground, c)
 }
 
-/// Cached blocks, this one among them, reach from zeroes to zeroes, none of which are in the backend: one extent (see
-/// `collect_extents`) as long as all of them are there.
+/// A run of cached blocks, this one among them, lies between two ranges of zeroes that the backend lacks. A checkpoint writes
+/// all of it as one extent (`blocks/extents.rs`). Without this block it would be two.
 fn joins_zeroes(ground: &Ground, c: Candidate) -> bool {
     let (index, object) = (ground.volume(c.volume).ledger().index(), object_of(c.block));
     if !index.flags(object).contains(ObjectFlags::ZERO_DIRTY) {

@@ -1,4 +1,17 @@
 //! Control: volumes come, change and go; what is told about them.
+//!
+//! | file | what it is about |
+//! |---|---|
+//! | `copies` | copies of other hosts' volumes begin, get room, promise |
+//! | `detach` | A volume lets go of its backend |
+//! | `failure` | What the core does when a part of it is gone |
+//! | `mode` | What a volume does with writes |
+//! | `pairing` | The owner's side of a second copy (RFC 9) |
+//! | `parents` | clones and the volumes of their parents |
+//! | `removal` | A volume leaves the device |
+//! | `resize` | a volume gets another size |
+//! | `snapshot` | the image is brought to a cut, and a snapshot taken |
+//! | `told` | What is told about the device and its volumes |
 
 mod copies;
 mod detach;

@@ -151,7 +151,7 @@ impl Drain {
             return;
         }
         if frame.bad {
-            // Once more, and then without what is lost. Where the blocks are has to be looked up again.
+            // It is read once more, and `refresh_frame` leaves out what is lost by then. Blocks may stand elsewhere now.
             frame.second = true;
             self.give_back_frame(ground, index);
         } else {

@@ -5,6 +5,15 @@
 //! there (see `group`). Correctness rests on three rules: an object is drained by one drain at a time; a
 //! block becomes clean only when the backend's flush has covered it and the index still has the very copy
 //! that was written; an object that changes meanwhile is queued again.
+//!
+//! | file | what it is about |
+//! |---|---|
+//! | `flush` | when the backend is flushed, and what that makes clean |
+//! | `frame` | the redo of a group, written beside the image |
+//! | `group` | groups: when one is cut, committed and trimmed |
+//! | `object` | An object on its way to the backend |
+//! | `piece` | parts of objects: read back, verified, written to the image |
+//! | `queue` | The queue of objects with something to drain, the oldest first |
 
 mod flush;
 mod frame;

@@ -169,7 +169,8 @@ impl Front {
         }
     }
 
-    /// Acknowledges write-through changes that the backend has.
+    /// Acknowledges write-through changes that the image or a committed group has, and some ahead of that while a backlog of
+    /// write-back drains.
     pub(crate) fn release_drained(&mut self, ground: &mut Ground, id: VolumeId) {
         let dead = ground.is_dead();
         while let Some(volume) = ground.get_mut(id) {

@@ -1,4 +1,14 @@
 //! Clients: requests come, go through the log, the cache or past it, and are answered.
+//!
+//! | file | what it is about |
+//! |---|---|
+//! | `ack` | when a change or a flush is answered |
+//! | `build` | What clients have for the log goes into appends |
+//! | `change` | changes on their way into the log: admission, locks, edges of blocks |
+//! | `device_reads` | Reads of clients that wait for the cache device, or are in flight to it |
+//! | `direct` | changes that go past the log to the image |
+//! | `op` | A client's request on its way through the core |
+//! | `read` | reads: stretches from the device, zeroes, and what the backend has |
 
 mod ack;
 mod build;

@@ -1,4 +1,11 @@
 //! What all rooms stand on: memory and effects, where blocks are, the log, and what is true of each volume.
+//!
+//! | file | what it is about |
+//! |---|---|
+//! | `appends` | Appends, from the first block that is put into one until what it has brought is on stable media |
+//! | `copies` | what the ground does for second copies |
+//! | `task` | What is being done to a volume as a whole |
+//! | `volume` | One volume, as all rooms know it |
 
 mod appends;
 mod copies;

@@ -3,6 +3,13 @@
 //! A record gathers the entries of one volume behind one header; an *append* is one device write of one
 //! or more records, of any volumes. Appends of a stream may complete out of order on the device; they
 //! take effect (index updated, writes acknowledged) in the order in which they were built.
+//!
+//! | file | what it is about |
+//! |---|---|
+//! | `build` | An append while it is built |
+//! | `copy` | The second copy of a volume's log at its peer, as the owner knows it (RFC 9) |
+//! | `sequences` | How far the log of one volume is |
+//! | `stable` | What of the log is on stable media, and who waits for that |
 
 pub(crate) mod build;
 pub(crate) mod copy;

@@ -1,5 +1,11 @@
 //! Hosts that have copies of each other's volumes: what a copy here remembers of its owner's log, what is read for the other host, and
 //! blocks that are asked back from it (RFC 9).
+//!
+//! | file | what it is about |
+//! |---|---|
+//! | `fetch` | Records that an owner's log has lost with its host's power and its peer's log has (RFC 9) |
+//! | `follower` | records of an owner go into this device's log |
+//! | `repair` | A dirty block that does not verify any more, and whose second copy is at the peer (RFC 9) |
 
 pub(crate) mod fetch;
 mod follower;

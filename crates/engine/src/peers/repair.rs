@@ -29,8 +29,9 @@ enum Stage {
     Asked(Nanos),
     /// A good copy is in the repairs' buffer, and room in the log is waited for until then.
     Here(Nanos),
-    /// The peer has something else, which may be a newer one that is on its way to the log here, or an older one while the record with
-    /// this one is on its way there: it is asked again when both have everything up to this sequence, if the block counts by then.
+    /// The peer has other content. Either the peer's is newer, and its record is on its way to the log here, or the peer's is older, and
+    /// the record with ours is on its way there. When both logs have everything up to this sequence, the peer is asked once more, if
+    /// our copy still counts. That answer is believed.
     Unsettled(u64),
     /// It is on its way to the log.
     Logging,

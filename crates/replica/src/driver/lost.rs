@@ -1,13 +1,13 @@
-//! Every reason for which a host gives up its connection to another one.
+//! Every reason for which a host gives up its connection to another one. A connection may also end by itself.
+//!
+//! The session (`session.rs`) finds out what a peer owes for too long, and what the owner has lost. The drivers find out
+//! silence, refusals and messages that have no place. The host finds out what is about sockets, certificates and volumes.
 
 use crate::wire::one_line;
 
 /// Why a connection between an owner and its peer is given up. Either side tries again later.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PeerLost {
-    /// The connection ended by itself.
-    #[error("the connection has ended")]
-    Ended,
     /// For `silence_ns` of the [`Limits`](crate::Limits) nothing came.
     #[error("nothing heard for too long")]
     Silent,

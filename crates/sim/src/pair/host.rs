@@ -487,12 +487,12 @@ impl World {
         let now = self.clock(at);
         let host = &mut self.hosts[at];
         if let Some(connection) = host.copies.beginnings.remove(&control) {
-            let expected =
-                |error: &ControlError| matches!(error, ControlError::NoRoom | ControlError::Device);
-            if let Err(error) = result.as_ref()
-                && !expected(error)
-            {
-                return self.fail(format!("host {at} cannot begin a copy: {error}"));
+            // A former connection's copy may be begun by a newer one.
+            let is_former = host.link.connection != Some(connection);
+            match result {
+                Ok(()) | Err(ControlError::NoRoom | ControlError::Device) => {}
+                Err(ControlError::Busy) if is_former => {}
+                Err(error) => return self.fail(format!("host {at} cannot begin a copy: {error}")),
             }
             let result = result.map_err(|error| error.to_string());
             self.drive_peer(at, connection, |driver, _, turns| driver.begun(result, turns));
@@ -552,6 +552,7 @@ impl World {
         self.check_lease(at);
         self.beat_of_drivers(at);
         if self.is_owner_unawares(at) {
+            self.disconnect(at);
             self.hosts[at].run = Run::Waiting;
         }
         if let Run::Fetching { until, connection, .. } = self.hosts[at].run

@@ -137,13 +137,22 @@ impl World {
             return false;
         };
         call(driver, engine, &mut turns);
-        driver.read(0, &mut |bytes| engine.arena_mut().alloc(bytes), &mut turns);
-        let is_given = turns.iter().any(|turn| matches!(turn, PeerTurn::Submit(_)));
-        turns.into_iter().for_each(|turn| self.take_peer_turn(at, connection, turn));
+        let mut is_given = self.take_peer_turns(at, connection, &mut turns);
+        let host = &mut self.hosts[at];
+        if let (Some(driver), Some(engine)) = (host.copies.followers.get_mut(&connection), &mut host.engine) {
+            driver.read(0, &mut |bytes| engine.arena_mut().alloc(bytes), &mut turns);
+            is_given |= self.take_peer_turns(at, connection, &mut turns);
+        }
         let over = |driver: &PeerDriver| !driver.is_connected() && driver.is_idle();
         if self.hosts[at].copies.followers.get(&connection).is_some_and(over) {
             self.hosts[at].copies.followers.remove(&connection);
         }
+        is_given
+    }
+
+    fn take_peer_turns(&mut self, at: usize, connection: u64, turns: &mut Vec<PeerTurn>) -> bool {
+        let is_given = turns.iter().any(|turn| matches!(turn, PeerTurn::Submit(_)));
+        turns.drain(..).for_each(|turn| self.take_peer_turn(at, connection, turn));
         is_given
     }
 

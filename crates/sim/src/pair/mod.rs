@@ -2,6 +2,20 @@
 //! image that both can reach. Hosts die, pause, lose their power or their cache device, the link and the way to the witness
 //! break, answers are lost, the mode changes, another volume wants the caches' room, and a peer takes over whenever the
 //! record lets it.
+//!
+//! | file | what it is about |
+//! |---|---|
+//! | `agenda` | What is to happen, and in which order |
+//! | `client` | the client that follows the volume, and what it checks |
+//! | `clock` | The hosts' clocks |
+//! | `fault` | What goes wrong, and the end of it |
+//! | `fetch` | An owner that comes back with less than its peer gets from it what it has lost |
+//! | `host` | a host: its disk, its core, and what it is to the volume |
+//! | `link` | The two hosts' drivers, what they say to each other, and what their hosts do for them |
+//! | `neighbour` | Each host's other volume, which has no copy and wants its part of the cache |
+//! | `plan` | What a life is like |
+//! | `rot` | Blocks of an owner's cache go bad while it is in sync with its peer, which has another copy of what is dirty among them, unless those go bad, too |
+//! | `taking` | Whose the volume is |
 
 mod agenda;
 mod client;

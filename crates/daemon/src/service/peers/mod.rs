@@ -1,5 +1,18 @@
 //! Peers: the hosts that hold the second copies (RFC 9). Connections are made and introduced here; their records then go
 //! through the reactor.
+//!
+//! | file | what it is about |
+//! |---|---|
+//! | `accept` | An owner of a volume introduces itself here, and has what it wants if the ownership record names it |
+//! | `certificates` | Certificates of the connections between hosts |
+//! | `claim` | What a host says of itself that calls as the owner of a volume, and whether that is so |
+//! | `dial` | An owner introduces itself to a peer |
+//! | `identity` | Who is at the other end of a connection between hosts, and what that host may do here |
+//! | `images` | Which images another host may name, and how this host reaches them |
+//! | `keep` | Keeps a peer connected to each volume that is owned here |
+//! | `revoked` | Certificates that are revoked while connections stand |
+//! | `strangers` | Connections of which nobody knows yet whose they are |
+//! | `stream` | A connection with another host before it goes to the reactor |
 
 mod accept;
 mod certificates;

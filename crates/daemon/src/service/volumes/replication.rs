@@ -137,8 +137,8 @@ impl Volumes {
         asked.await.unwrap_or_else(|_| Err(internal(what)))
     }
 
-    /// The same, while the record is as `wanted`, with what was made ready and the settings that are asked for. What `wanted` has looked at is what changes: a record of
-    /// another generation by then is left as it is.
+    /// Takes a volume over as [`Volumes::take_over`] does, if `wanted` accepts the record, with what was made ready and the settings
+    /// that are asked for. Only the record that `wanted` has seen is changed: one of another generation by then is left as it is.
     pub(super) async fn take_over_if(
         self: &Arc<Self>,
         name: &str,

@@ -1,4 +1,10 @@
 //! Commands of the control plane, executed on the reactor thread.
+//!
+//! | file | what it is about |
+//! |---|---|
+//! | `command` | What a reactor thread is asked to do, and does |
+//! | `handle` | The control plane's end of a shard |
+//! | `stats` | What a shard tells about itself |
 
 pub(super) mod command;
 pub(super) mod handle;

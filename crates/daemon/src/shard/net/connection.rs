@@ -77,7 +77,7 @@ pub(in crate::shard) struct Turn {
     pub(in crate::shard) served: bool,
     /// What it has sent was put off to another round.
     pub(in crate::shard) deferred: bool,
-    /// In the reactor's queue of connections that wait for memory, a gate or a lease.
+    /// In one of the reactor's queues of connections that wait for something.
     pub(in crate::shard) waiting: bool,
     /// There is something to parse.
     pub(in crate::shard) wake: bool,

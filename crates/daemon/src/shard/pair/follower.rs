@@ -267,21 +267,30 @@ impl<C: Core> Reactor<C> {
 
     /// A message of the owner's.
     pub(in crate::shard) fn follow(&mut self, slot: u32, message: &Message<'_>) {
-        let is_about_volume =
-            matches!(message, Message::Block { .. } | Message::Fetch { .. } | Message::Begin(_));
-        let checked = if is_about_volume { self.check_follower(slot) } else { Ok(()) };
-        let Some((link, Role::Follower(follower))) = self.replication.links.get_mut(slot) else { return };
-        if let Err(error) = checked {
-            return link.push(&Message::Refused(&one_line(&error.to_string())));
-        }
-        if matches!(message, Message::Fetch { .. }) {
-            follower.join(&mut self.shared);
+        match message {
+            Message::Block { .. } if self.check_follower(slot).is_err() => {
+                return self.hang_up(slot, PeerLost::Unexpected);
+            }
+            Message::Fetch { .. } => {
+                let checked = self.check_follower(slot);
+                let Some((link, Role::Follower(follower))) = self.replication.links.get_mut(slot) else {
+                    return;
+                };
+                if let Err(error) = checked {
+                    return link.push(&Message::Refused(&one_line(&error.to_string())));
+                }
+                follower.join(&mut self.shared);
+            }
+            _ => {}
         }
         self.drive_follower(slot, |driver, engine, turns| driver.hear(engine, message, turns));
     }
 
     /// Has the core begin a copy.
     fn begin_copy(&mut self, slot: u32, begin: Begin) {
+        if let Err(error) = self.check_follower(slot) {
+            return self.begun(slot, Err(error.to_string()));
+        }
         let Some((_, Role::Follower(follower))) = self.replication.links.get(slot) else { return };
         let (volume, owner) = (follower.volume(), follower.owner.clone());
         let spec = VolumeSpec {

@@ -135,9 +135,9 @@ impl Volume {
         !self.through.is_empty()
     }
 
-    /// The image is to have everything that is acknowledged, and what was left from another mode is there. Groups are of
-    /// no use any more; nothing is logged until the last one is in the image, since a redo would take the image back
-    /// behind what goes there without one.
+    /// Groups of write-back are left, and the mode is another one by now, whose image has everything that is acknowledged.
+    /// The backlog of write-back is in the image. Nothing is logged until the last group is in the image, too: an older redo
+    /// that is applied later would undo what went to the image without one.
     pub(crate) fn groups_end(&self) -> bool {
         let backlog =
             self.facts.mode == Mode::WriteThrough && self.progress.drained() < self.backlog.sequence();
