@@ -27,7 +27,7 @@ pub mod wire;
 
 pub use api::{Arrived, Copies, Copy, Party, Promise, Record, Submit, Tail};
 pub use driver::{
-    OwnerDriver, OwnerTurn, PeerCopyNeeded, PeerDriver, PeerLost, PeerTurn, RECORDS_MAX, RecordAnswer, holds,
+    OwnerDriver, OwnerTurn, PeerCopyNeeded, PeerDriver, PeerLost, PeerTurn, RecordAnswer, holds,
     may_take_over,
 };
 pub use limits::{LEASE_V1_NS, Limits};

@@ -211,6 +211,17 @@ fn a_record_that_says_more_than_it_has_is_none() {
 }
 
 #[test]
+fn a_record_has_the_data_that_it_says_and_no_more() {
+    let good = block(&[(5, true), (6, false)], 1);
+    let bytes = [&good[..], &[7; BLOCK_BYTES], &[8; 100]].concat();
+    let (record, data) = Record::with_data(&bytes).expect("a record");
+    assert_eq!((record, data), (Record::of_block(&good).expect("a record"), &[7; BLOCK_BYTES][..]));
+    for end in [0, BLOCK_BYTES - 1, BLOCK_BYTES, 2 * BLOCK_BYTES - 1] {
+        assert_eq!(Record::with_data(&bytes[..end]), Err(Malformed::Shape(6)), "{end} bytes");
+    }
+}
+
+#[test]
 fn a_hello_without_a_lease_has_that_of_the_first_releases() {
     let call = Call { cache: 1, boot: 2, generation: 3, host: "h1", name: "vm", image: "file:/vm" };
     let hello = |lease_ns| encoded(&Message::Hello { call, lease_ns });

@@ -535,11 +535,6 @@ impl Checker {
     pub fn touched(&self) -> Vec<u64> {
         (0..self.blocks.len() as u64).filter(|&b| self.blocks[b as usize].is_some()).collect()
     }
-
-    /// Changes in flight.
-    pub fn changes_in_flight(&self) -> usize {
-        self.changes.len()
-    }
 }
 
 #[cfg(test)]

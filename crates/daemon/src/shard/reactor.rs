@@ -418,24 +418,23 @@ impl<C: Core> Reactor<C> {
             (leased, Stall::Lease),
             (came, Stall::Volume),
         ];
-        for (_, stall) in over.into_iter().filter(|(is_over, _)| *is_over) {
-            self.wake(stall);
+        for (is_over, stall) in over {
+            if is_over {
+                self.wake(stall);
+            }
         }
         started | changed | ranged | leased | came
     }
 
     /// Wakes those who wait for this to pass.
     fn wake(&mut self, stall: Stall) {
-        let mut woken = self.waiting.queue(stall).map(std::mem::take).unwrap_or_default();
-        for slot in woken.drain(..) {
+        while let Some(slot) = self.waiting.queue(stall).and_then(VecDeque::pop_front) {
             if let Some(connection) = self.connections.get_mut(slot) {
                 connection.turn.waiting = false;
                 connection.turn.wake = true;
                 self.list(slot);
             }
         }
-        // Its memory stays.
-        self.waiting.queue(stall).into_iter().for_each(|queue| *queue = std::mem::take(&mut woken));
     }
 
     /// Executes what the core wants, as far as there is room for it.

@@ -57,19 +57,9 @@ impl Marks {
         &self.live
     }
 
-    /// Which blocks the index points to, to change.
-    pub fn live_mut(&mut self) -> &mut Bits {
-        &mut self.live
-    }
-
     /// Which blocks hold what the backend does not.
     pub fn dirty(&self) -> &Bits {
         &self.dirty
-    }
-
-    /// Which blocks hold what the backend does not, to change.
-    pub fn dirty_mut(&mut self) -> &mut Bits {
-        &mut self.dirty
     }
 
     /// The index points to the block.

@@ -9,4 +9,4 @@ mod peer;
 
 pub use lost::PeerLost;
 pub use owner::{OwnerDriver, OwnerTurn, PeerCopyNeeded, RecordAnswer};
-pub use peer::{PeerDriver, PeerTurn, RECORDS_MAX, holds, may_take_over};
+pub use peer::{PeerDriver, PeerTurn, holds, may_take_over};

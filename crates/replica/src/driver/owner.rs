@@ -107,11 +107,6 @@ impl OwnerDriver {
         self.connected
     }
 
-    /// The record is to be changed, and nothing else is done until it is known how that ends.
-    pub fn is_changing_record(&self) -> bool {
-        self.writing.is_some()
-    }
-
     /// A change of the record is on its way to the backend.
     pub fn changes_record(&self) -> bool {
         self.in_flight
@@ -325,16 +320,16 @@ impl OwnerDriver {
         }
     }
 
-    /// The host has answered a change of the record. False if that is to be tried again.
+    /// The host has answered a change of the record. False if that is to be tried again; `None` if nobody waits for it any more.
     pub fn record_answered(
         &mut self,
         engine: &mut Engine,
         now: Nanos,
         answer: RecordAnswer,
         out: &mut Vec<OwnerTurn>,
-    ) -> bool {
+    ) -> Option<bool> {
         self.in_flight = false;
-        let Some((before, _)) = self.writing else { return true };
+        let (before, _) = self.writing?;
         let event = match answer {
             RecordAnswer::Written => Event::Written,
             // The copy counts for nothing.
@@ -349,12 +344,12 @@ impl OwnerDriver {
             // Until that is known nothing else is done.
             RecordAnswer::Impossible | RecordAnswer::Unknown => {
                 self.retry_at = Some(now + self.limits.record_retry_ns);
-                return false;
+                return Some(false);
             }
         };
         self.writing = None;
         self.tell(engine, now, event, out);
-        true
+        Some(true)
     }
 
     fn tell(&mut self, engine: &mut Engine, now: Nanos, event: Event, out: &mut Vec<OwnerTurn>) {

@@ -2,7 +2,7 @@
 
 use super::lost::PeerLost;
 use crate::api::{Arrived, Copies, Party, Promise, Record, Submit};
-use crate::peer::{Peer, Rejected};
+use crate::peer::Rejected;
 use crate::session::{PeerEffect, PeerSession};
 use crate::wire::{Holds, Message, Record as WireRecord};
 use std::ops::Range;
@@ -11,7 +11,7 @@ use tidepool_engine::mem::{Arena, Buf, Slab};
 use tidepool_engine::{Engine, FETCH_BYTES};
 
 /// Records of one owner that are in the core at once: as many as an owner is told of room for.
-pub const RECORDS_MAX: usize = 4096;
+const RECORDS_MAX: usize = 4096;
 /// No further record is read for the owner while so many bytes wait to be sent to it.
 const UNSENT_BYTES_MAX: usize = 1 << 20;
 /// The number of the flush among the requests.
@@ -49,7 +49,7 @@ pub enum PeerTurn {
     Begin(Begin),
     /// Give the core a request; [`PeerDriver::answered`] gets its end.
     Submit(Submit),
-    /// The core is not given this record: it does not fit the copy.
+    /// The core has refused this record: it does not fit the copy.
     Unfit {
         /// Its sequence.
         sequence: u64,
@@ -114,11 +114,6 @@ impl PeerDriver {
             effects: Vec::new(),
         };
         (driver, engine.room_to_begin(id), holds)
-    }
-
-    /// The machine.
-    pub fn peer(&self) -> &Peer {
-        self.session.peer()
     }
 
     /// The copy, or what the core has instead; `None` if it knows nothing of the volume.
@@ -342,8 +337,7 @@ impl PeerDriver {
     /// The record has been read, or is not here any more.
     fn record_read(&mut self, arena: &Arena, result: Result<(), RequestError>, out: &mut Vec<PeerTurn>) {
         let Some((sequence, buf)) = self.fetched.take() else { return };
-        let block = arena.bytes(buf).first_chunk().expect("a header block");
-        if result.is_ok() && WireRecord::of_block(block).is_ok() {
+        if result.is_ok() && WireRecord::with_data(arena.bytes(buf)).is_ok() {
             // The owner may have begun meanwhile, and wants none any more.
             self.wanted.start = self.wanted.start.max(sequence + 1);
             out.push(PeerTurn::SayRecord(buf));

@@ -32,6 +32,17 @@ impl<'a> Record<'a> {
         Record { head }.checked(&header)
     }
 
+    /// The record that `bytes` begin with, a header block and the data behind it, and that data.
+    ///
+    /// # Errors
+    /// See [`Record::of_block`]; or its data is not there as a whole.
+    pub fn with_data(bytes: &'a [u8]) -> Result<(Record<'a>, &'a [u8]), Malformed> {
+        let bad = Malformed::Shape(Kind::Record as u8);
+        let (block, rest) = bytes.split_first_chunk().ok_or(bad)?;
+        let record = Record::of_block(block)?;
+        Ok((record, rest.get(..record.data_bytes()).ok_or(bad)?))
+    }
+
     /// The record with this head, which came without the padding that its checksum covers.
     pub(super) fn of_head(head: &'a [u8]) -> Result<Record<'a>, Malformed> {
         if head.len() < RECORD_HEAD_BYTES {

@@ -172,10 +172,9 @@ impl World {
             }
             PeerTurn::SayRecord(buf) => {
                 let bytes = self.hosts[at].engine().arena().bytes(buf);
-                let block = bytes.first_chunk().expect("a record has a header");
-                let record = WireRecord::of_block(block).expect("the driver has looked at it");
-                let bytes = bytes[..BLOCK_BYTES + record.data_bytes()].to_vec();
-                return self.fetched(at, connection, Ok(bytes));
+                let (_, data) = WireRecord::with_data(bytes).expect("the driver has looked at it");
+                let record = bytes[..BLOCK_BYTES + data.len()].to_vec();
+                return self.fetched(at, connection, Ok(record));
             }
             PeerTurn::SayBlock { block, crc, buf } => {
                 let data = self.hosts[at].engine().arena().bytes(buf).to_vec();
@@ -423,7 +422,7 @@ impl World {
         };
         let known = self
             .drive_owner(at, |driver, engine, now, turns| driver.record_answered(engine, now, answer, turns));
-        if known == Some(false) {
+        if known.flatten() == Some(false) {
             self.cover.hit("record tried again");
         }
     }

@@ -243,9 +243,7 @@ impl<C: Core> Reactor<C> {
             PeerTurn::Refuse(why) => link.push(&Message::Refused(&one_line(&why))),
             PeerTurn::SayRecord(buf) => {
                 let bytes = self.shared.core.arena().bytes(buf);
-                let (block, data) = bytes.split_first_chunk::<BLOCK_BYTES>().expect("a record has a header");
-                let record = WireRecord::of_block(block).expect("the driver has looked at it");
-                let data = &data[..record.data_bytes()];
+                let (record, data) = WireRecord::with_data(bytes).expect("the driver has looked at it");
                 link.push_with(&Message::Record { record, durable: false }, data);
             }
             PeerTurn::SayBlock { block, crc, buf } => {

@@ -11,7 +11,7 @@ use crate::shard::reactor::Reactor;
 use std::sync::Arc;
 use tidepool_backend::Peer;
 use tidepool_engine::Engine;
-use tidepool_engine::api::{BLOCK_BYTES, Degraded, IoError, Nanos, PeerOp, VolumeId};
+use tidepool_engine::api::{Degraded, IoError, Nanos, PeerOp, VolumeId};
 use tidepool_engine::status::VolumeState;
 use tidepool_replica::wire::{Message, Record as WireRecord};
 use tidepool_replica::{Copies, OwnerDriver, OwnerTurn, PeerLost, Phase, Record, RecordAnswer};
@@ -330,7 +330,9 @@ impl<C: Core> Reactor<C> {
     fn renew_lease(&mut self, id: VolumeId) {
         let Some(side) = self.replication.owners.get(&id) else { return };
         let until = side.driver.leased_until();
-        if let Some(volume) = self.shared.volumes.get_mut(id) {
+        // Without news it is as it was, and the clock need not be read for every message.
+        let volume = self.shared.volumes.get_mut(id).filter(|volume| volume.leased_until != until);
+        if let Some(volume) = volume {
             let lapsed = !volume.is_leased();
             volume.leased_until = until;
             self.shared.leased |= lapsed && volume.is_leased();
@@ -355,8 +357,6 @@ impl<C: Core> Reactor<C> {
 
     /// The backend has answered a change of the record.
     pub(in crate::shard) fn record_written(&mut self, id: VolumeId, result: Result<(), IoError>) {
-        let Some(side) = self.replication.owners.get_mut(&id) else { return };
-        let was_asked = side.driver.is_changing_record();
         let answer = match result {
             Ok(()) => RecordAnswer::Written,
             Err(IoError::Fenced) => RecordAnswer::Fenced,
@@ -365,8 +365,10 @@ impl<C: Core> Reactor<C> {
         };
         let known = self
             .drive_owner(id, |driver, engine, now, turns| driver.record_answered(engine, now, answer, turns));
-        let Some(side) = self.replication.owners.get_mut(&id).filter(|_| was_asked) else { return };
-        if let (Some(false), Err(error)) = (known, result) {
+        let (Some(known), Some(side)) = (known.flatten(), self.replication.owners.get_mut(&id)) else {
+            return;
+        };
+        if let (false, Err(error)) = (known, result) {
             if side.trouble.replace(error) != Some(error) {
                 tracing::warn!(
                     "volume {}: its ownership record cannot be changed ({error:?}); trying again, and until then nothing is acknowledged that may be lost",
@@ -396,8 +398,8 @@ impl<C: Core> Reactor<C> {
             PeerOp::Block { block, crc } => link.push(&Message::Block { block, crc, data_bytes: 0 }),
             PeerOp::Record { buf, durable, .. } => {
                 let bytes = self.shared.core.arena().bytes(buf);
-                let (block, data) = bytes.split_first_chunk::<BLOCK_BYTES>().expect("a record has a header");
-                let record = WireRecord::of_block(block).expect("the core builds records that can be read");
+                let (record, data) =
+                    WireRecord::with_data(bytes).expect("the core builds records that can be read");
                 link.push_with(&Message::Record { record, durable }, data);
             }
         }
