@@ -112,7 +112,7 @@ fn g8_clients_that_take_all_connections_keep_no_neighbour_out() {
         reactor["connections_refused"].as_u64().is_some_and(|count| count > ATTEMPTS as u64),
         "{reactor}"
     );
-    let log = rig.daemon.log();
+    let log = rig.daemon.wait_log("turning a client away").expect("it says so");
     let told = log.lines().filter(|line| line.contains("turning a client away")).count();
     assert!((1..50).contains(&told), "{told} lines");
     drop((taken, shared, idle));
@@ -193,9 +193,8 @@ fn a_process_of_another_user_is_kept_out() {
     }
     let reactor = rig.admin.status().expect("a status")["reactor"].clone();
     assert_eq!(reactor["connections_denied"].as_u64(), Some(2), "{reactor}");
-    assert!(
-        rig.daemon.log().contains("keeping a client out of volume nobody: uid 0 is not in its allow list")
-    );
+    let kept_out = "keeping a client out of volume nobody: uid 0 is not in its allow list";
+    rig.daemon.wait_log(kept_out).expect("it says so");
 }
 
 #[test]
@@ -226,7 +225,8 @@ fn a_process_of_another_cgroup_is_kept_out() {
         }
     }
     assert!(!comes_in(&rig, "both", None, Some(&guest.directory)), "the cgroup alone is not enough");
-    assert!(rig.daemon.log().contains(&format!("cgroup {} is not in its allow list", other.name)));
+    let kept_out = format!("cgroup {} is not in its allow list", other.name);
+    rig.daemon.wait_log(&kept_out).expect("it says so");
     // One that has others in it can only be removed after them.
     drop(below);
 }
@@ -287,7 +287,7 @@ fn a_link_in_the_place_of_a_socket_leads_nowhere() {
         );
         let volume = rig.admin.volume("vm").expect("a status");
         assert!(volume["notes"][0].as_str().is_some_and(|note| note.contains(IN_THE_WAY)), "{volume}");
-        assert!(rig.daemon.log().contains(IN_THE_WAY), "{}", rig.daemon.log());
+        rig.daemon.wait_log(IN_THE_WAY).expect("it says so");
         rig.daemon.kill().expect("killed");
         let after = fs::symlink_metadata(&target).ok().map(|found| (found.ino(), found.mode()));
         assert_eq!(before, after, "what the link names is as it was");

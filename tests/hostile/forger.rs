@@ -20,7 +20,7 @@ use tidepool_tests::trio::{Loss, Trio};
 
 use crate::intruder::Intruder;
 use crate::liar::pretend;
-use crate::peers::{Facts, HOLDER, OWNER, THIRD, beginnings, cache_of, number, text, wait_for_log};
+use crate::peers::{Facts, HOLDER, OWNER, THIRD, beginnings, cache_of, number, text};
 
 /// How long the workload writes before its owner is gone.
 const LOAD: Duration = Duration::from_millis(500);
@@ -62,7 +62,7 @@ fn lose_owner_under_load(trio: &mut Trio, workload: &mut Workload) {
 
 /// Waits until a copy has all that its owner, which is dead, had sent.
 fn wait_for_all(holder: &Host) {
-    wait_for_log(holder, "connection with another host lost");
+    holder.daemon.wait_log("connection with another host lost").expect("it says so");
     let mut before = None;
     while before != Some(dirty_bytes(holder)) {
         before = Some(dirty_bytes(holder));
@@ -199,8 +199,11 @@ fn g4_a_copy_that_is_kept_for_a_lost_host_is_forgotten_by_a_command_and_then_beg
 
     let way_out = "tidepool volume remove vm --give-up --accept-loss";
     let kept = "is kept for host h0, until that one says that it needs nothing of it";
-    wait_for_log(third, kept);
-    wait_for_log(third, &format!("if nobody needs it, forget it on the host that keeps it ({way_out})"));
+    third.daemon.wait_log(kept).expect("it says so");
+    third
+        .daemon
+        .wait_log(&format!("if nobody needs it, forget it on the host that keeps it ({way_out})"))
+        .expect("it says so");
     // What is kept can be saved before it is forgotten.
     let holder = &mut trio.hosts[HOLDER];
     holder.daemon.terminate().expect("it ends");
@@ -242,7 +245,7 @@ fn g4_a_stale_copy_whose_owner_has_another_one_is_no_obstacle_when_that_owner_is
     trio.hosts[HOLDER].daemon.start().expect("it is back");
     assert!(dirty_bytes(&trio.hosts[HOLDER]) > 0, "it has what it had");
     trio.set(Loss::OneWay { from: OWNER, to: HOLDER }, true);
-    wait_for_log(&trio.hosts[HOLDER], "host h0 needs nothing of the copy here");
+    trio.hosts[HOLDER].daemon.wait_log("host h0 needs nothing of the copy here").expect("it says so");
     trio.hosts[OWNER].daemon.kill().expect("killed");
     trio.fail_over(THIRD, &mut workload).expect("the other copy has everything");
     let volume = trio.hosts[THIRD].wait_sync().expect("in sync");

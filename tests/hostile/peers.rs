@@ -136,7 +136,7 @@ fn g6_a_host_of_the_authority_speaks_for_no_other_host() {
             let why = intruder.refusal();
             assert_eq!(why, unknown(name), "to h{to}, {theirs}: {message:?}");
         }
-        wait_for_log(&trio.hosts[to], part);
+        trio.hosts[to].daemon.wait_log(part).expect("it says so");
     }
     // The record names this host as the owner, and not in this generation: that is its own business.
     let stale = Facts { generation: own.generation + 1, ..own };
@@ -187,7 +187,7 @@ fn g6_a_refusal_tells_a_host_nothing_of_what_another_one_has() {
             intruder.send(message).expect("sent");
             assert_eq!(intruder.refusal(), unknown(name), "{what}: {message:?}");
         }
-        wait_for_log(&trio.hosts[HOLDER], part);
+        trio.hosts[HOLDER].daemon.wait_log(part).expect("it says so");
     }
     let volume = trio.owner().wait_sync().expect("in sync");
     assert_eq!(volume["peer"], "h1", "{volume}");
@@ -216,8 +216,8 @@ fn g6_a_host_that_says_anothers_cache_is_its_own_holds_no_copy_and_keeps_no_othe
             trio.owner().wait("in sync with the next host", on_next).expect("a copy");
         });
         let says = format!("host h1 says that the uuid of its cache is {}", text(cache));
-        wait_for_log(trio.owner(), &says);
-        wait_for_log(trio.owner(), part);
+        trio.owner().daemon.wait_log(&says).expect("it says so");
+        trio.owner().daemon.wait_log(part).expect("it says so");
     }
 }
 
@@ -264,18 +264,6 @@ fn g4_silent_connections_keep_no_second_copy_out() {
     println!("{} silent connections", opened.load(Ordering::Relaxed));
 }
 
-/// How long a host may take until its log says something: a busy machine writes it late, and an owner has to find its peer first.
-const SAID_MAX: Duration = Duration::from_secs(60);
-
-/// Waits until a host's log says something.
-pub fn wait_for_log(host: &Host, part: &str) {
-    let start = Instant::now();
-    while !host.daemon.log().contains(part) {
-        assert!(start.elapsed() < SAID_MAX, "{part}: {}", host.daemon.log());
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
 /// Resident memory of a process in bytes.
 pub fn resident(pid: u32) -> u64 {
     let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).expect("it runs");
@@ -318,5 +306,5 @@ fn g8_a_host_that_asks_and_does_not_read_is_given_up() {
     println!("{} MiB poured, {} MiB more resident", poured >> 20, (highest - before) >> 20);
     assert!(highest - before <= GROWTH_BYTES_MAX, "{} MiB more", (highest - before) >> 20);
     assert!(ended, "it is given up");
-    wait_for_log(holder, "it does not read what it is sent");
+    holder.daemon.wait_log("it does not read what it is sent").expect("it says so");
 }

@@ -183,8 +183,7 @@ fn g6_an_owner_that_was_stopped_writes_nothing_when_it_goes_on() {
         pair.hosts[owner].daemon.signal(Signal::CONT).expect("it goes on");
         let copy = pair.hosts[owner].wait("the other copy", |volume| volume["state"] == "replica");
         copy.expect("it knows that it is not the owner, and keeps the copy without being started again");
-        let log = pair.hosts[owner].daemon.log();
-        assert!(log.contains("it is closed here"), "{log}");
+        pair.hosts[owner].daemon.wait_log("it is closed here").expect("it says so");
         workload.run(500).expect("a run");
         workload.verify().expect("nothing of the old owner is in the image");
         pair.owner().wait_sync().expect("in sync again");

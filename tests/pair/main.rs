@@ -219,11 +219,7 @@ fn g6_hosts_with_different_leases_keep_no_copies_for_each_other() {
     peer.kill().expect("kill");
     peer.use_long_limits().expect("another program");
     peer.start().expect("it starts");
-    let since = Instant::now();
-    while !pair.owner().daemon.log().contains("both hosts need releases with one lease") {
-        assert!(since.elapsed() < Duration::from_secs(60), "{}", pair.owner().daemon.log());
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    pair.owner().daemon.wait_log("both hosts need releases with one lease").expect("it says why");
     pair.owner().wait_degraded().expect("no copy");
     workload.run(200).expect("a run");
     let alone = pair.peer().take_over(false).expect_err("it has no copy that counts").to_string();
@@ -335,14 +331,14 @@ fn writes_fail(host: &Host, bytes: u64) {
     prlimit(Some(pid), Resource::Fsize, limit).expect("a limit");
 }
 
-/// The first host's daemon starts on a device that has what it had long before, and does not serve the volume; returns its log.
-fn comes_back_on(pair: &mut Pair, old: &Path) -> String {
+/// The first host's daemon starts on a device that has what it had long before, does not serve the volume, and says why.
+fn comes_back_on(pair: &mut Pair, old: &Path, why: &str) {
     let host = &mut pair.hosts[0];
     std::fs::copy(old, &host.cache).expect("what the device has then");
     let refused = host.daemon.start();
     let volume = host.volume().ok().flatten();
     assert!(volume.is_none_or(|volume| volume["state"] != "serving"), "{refused:?}");
-    host.daemon.log()
+    host.daemon.wait_log(why).expect("it says why");
 }
 
 /// The owner's cache device fails, the daemon dies, and the device comes back with what it had long before.
@@ -378,8 +374,7 @@ fn g4_an_owner_whose_device_had_failed_does_not_go_on_with_less() {
         hosts[0].daemon.kill().expect("kill");
     });
     assert_eq!(end, Progress::Disconnected);
-    let log = comes_back_on(&mut pair, &old);
-    assert!(log.contains("newer records"), "{log}");
+    comes_back_on(&mut pair, &old, "newer records");
     pair.fail_over(&mut workload).expect("nothing is lost");
     workload.disconnect().expect("goodbye");
 }
@@ -403,8 +398,7 @@ fn parted_from_a_failed_device(seed: u64, drain: &str) {
     pair.owner().wait("the two part", |volume| volume["replication"]["phase"] == "solo").expect("drained");
     workload.disconnect().expect("goodbye");
     pair.hosts[0].daemon.kill().expect("kill");
-    let log = comes_back_on(&mut pair, &old);
-    assert!(log.contains("the cache device had failed"), "{log}");
+    comes_back_on(&mut pair, &old, "the cache device had failed");
     let image = pair.image();
     pair.verify_plain(&mut workload, &image).expect("the image has everything");
 }

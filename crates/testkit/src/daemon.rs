@@ -18,6 +18,8 @@ use crate::error::{Error, io};
 
 /// Longest wait for the line `ready`.
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
+/// Longest wait for a line of the log: the daemon writes its log beside what it does, and a busy machine late.
+const SAID_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest wait for the end of the daemon.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -253,7 +255,30 @@ impl Daemon {
         name.into()
     }
 
-    /// The error output of the latest start.
+    /// Waits until the log of the latest start says this, and returns the log. A daemon that serves, or that answers a request, may
+    /// not have written yet what it has to say of that.
+    ///
+    /// # Errors
+    /// The log does not say it in time.
+    pub fn wait_log(&self, part: &str) -> Result<String, Error> {
+        let start = Instant::now();
+        loop {
+            let log = self.log();
+            if log.contains(part) {
+                return Ok(log);
+            }
+            if start.elapsed() >= SAID_TIMEOUT {
+                return Err(Error::Timeout {
+                    what: format!("the line \"{part}\" of the daemon's log"),
+                    limit: SAID_TIMEOUT,
+                    hint: format!("; it is: {log}"),
+                });
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The error output of the latest start, as far as it is written: all of it once the daemon has ended by itself.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.log_path()).unwrap_or_default()
     }
