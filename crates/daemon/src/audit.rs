@@ -68,7 +68,7 @@ impl Caller {
             file.take(PROGRAM_BYTES_MAX as u64).read_to_end(&mut text).ok()?;
             Some(plain_within(String::from_utf8_lossy(&text).trim(), PROGRAM_BYTES_MAX))
         };
-        // What nobody has logged in for has the largest number.
+        // A process outside of all login sessions has the largest number.
         let login_uid = read("loginuid").and_then(|uid| uid.parse().ok()).filter(|uid| *uid != u32::MAX);
         Caller {
             uid: None,

@@ -227,14 +227,14 @@ impl OutFile {
         Ok(())
     }
 
-    /// Brings it to stable media and gives it its name.
+    /// Brings the export to stable media and gives it its name.
     fn finish(self) -> Result<(), Failure> {
         let failed =
             |e: io::Error| Failure::failed(format!("cannot export to {}: {}", self.show(), reason(&e)));
         self.file.sync_all().map_err(failed)?;
         let cwd = rustix::fs::CWD;
         match rustix::fs::renameat_with(cwd, &self.unfinished, cwd, &self.path, RenameFlags::NOREPLACE) {
-            // A file system that cannot promise it.
+            // This file system cannot promise that nothing is replaced.
             Err(Errno::INVAL | Errno::NOSYS) => fs::rename(&self.unfinished, &self.path).map_err(failed),
             outcome => outcome.map_err(|e| failed(e.into())),
         }

@@ -81,7 +81,7 @@ fn read(claim: &Claim, pool: &IoCtx) -> Result<(OwnerObject, Ownership), Backend
 }
 
 /// Makes the record the peer's, with a client that has an owner's rights; see [`crate::take_over`].
-/// Whatever would keep the open that follows from taking the image is checked before.
+/// Everything that could keep the following open from taking the image is checked first.
 pub(super) fn take_over(site: &Site, how: &TakeOver) -> Result<Ownership, BackendError> {
     let mut survey = Survey::take(site)?;
     survey.check_kind(&site.place)?;

@@ -38,7 +38,7 @@ pub enum VolumeError {
     SameImage {
         /// The volume.
         name: String,
-        /// The one that has the image.
+        /// The volume that has the image.
         other: String,
         /// The image.
         backend: String,

@@ -74,7 +74,7 @@ pub(in crate::service) async fn is_needed(
         stream.send(&Message::Needs { host: &host, name, image: &image }).await?;
         let mut head = Vec::new();
         match stream.receive(&mut head).await? {
-            // Another daemon of that host, or a cache that was made anew.
+            // The host has another daemon, or its cache was made anew: its answer is not about this copy.
             Message::Needed { cache, .. } if cache != of.cache => Ok(None),
             Message::Needed { needed, .. } => Ok(Some(needed)),
             Message::Refused(why) => Err(PeerError::Refused(why.to_owned())),

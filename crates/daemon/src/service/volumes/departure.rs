@@ -18,16 +18,16 @@ use tracing::{info, warn};
 
 /// Both sides of a moving volume say something at least this often.
 pub(super) const WORD_PAUSE: Duration = Duration::from_secs(1);
-/// Pause before a read is tried again that found no room, and how long it is tried.
+/// Pause before a read that found no room is tried again, and how long such a read is tried.
 const ROOM_PAUSE: Duration = Duration::from_millis(5);
 const ROOM_WAIT_MAX: Duration = Duration::from_secs(10);
-/// How long the rest is drained that has to be in the image before a volume goes to a host without a copy.
+/// How long the rest of the dirty data is drained before a volume goes to a host without a copy.
 const REST_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Pause between two drains that keep the rest small.
 const DRAIN_PAUSE: Duration = Duration::from_millis(200);
 /// How long the drain is waited for before the volume goes to the copy.
 const DRAIN_WAIT_MAX: Duration = Duration::from_millis(150);
-/// How long a change of the volume is waited for that is under way when it is to go.
+/// How long a change of the volume that is under way is waited for before the volume goes.
 const CHANGE_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// A volume that may go at any moment.

@@ -211,12 +211,12 @@ impl Volumes {
         Ok(ChangedSnapshot { volume: name.to_owned(), snapshot: at, action })
     }
 
-    /// Makes a volume that nobody uses what it was at a snapshot; returns when it is served again. What the cache holds of it is dropped,
-    /// and its second copy begins anew. A rollback that was cut short is finished so.
+    /// Returns a volume without clients to the state of a snapshot, and returns when the volume is served again. The cache drops
+    /// what it holds of the volume, and the second copy begins anew. A rollback that was cut short is finished by another call.
     ///
     /// # Errors
-    /// There is no such snapshot, a client is connected, or the image lacks something: nothing has changed then. Or it has failed
-    /// while the image was being changed: then the volume is not served until the rollback is repeated, which its status says.
+    /// The snapshot does not exist, a client is connected, or the image does not have all dirty data: then nothing has changed.
+    /// Or the change of the image has failed: then the volume is not served until the rollback is repeated; its status says so.
     pub async fn roll_back(self: &Arc<Self>, name: &str, snapshot: &str) -> Result<RolledBack, VolumeError> {
         let entry = self.entry(name)?;
         let asked = Asked { volume: name, what: format!("roll back to snapshot {snapshot}") };
