@@ -77,7 +77,7 @@ SLOW = {
     "ceph_failing: g8_a_full_pool_is_named_makes_writes_wait_and_goes_on_when_there_is_room": 140,
     "ceph_failing: g8_in_a_full_pool_what_is_committed_reaches_the_image": 125,
     "daemon: shard::what_was_written_is_there_after_a_restart_and_in_the_image_after_a_drain": 120,
-    "snapshot: g6_a_volume_goes_back_to_a_snapshot_and_nothing_that_was_cached_since_comes_with_it": 70,
+    "snapshot: rollback::g6_a_volume_goes_back_to_a_snapshot_and_nothing_that_was_cached_since_comes_with_it": 70,
     "snapshot: g5_snapshots_under_load_are_exact_and_have_what_was_acknowledged": 120,
     "faulty_disk: power_lost::g3_power_failures_under_load_and_in_recovery_take_nothing_flushed_and_only_a_tail_of_the_rest": 115,
     "full_cache: g8_one_stopped_backend_does_not_stop_another_volume": 115,

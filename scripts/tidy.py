@@ -9,7 +9,7 @@ The rules are about crates/*/src without its tests, except for file-length, whic
     arrows            a room of the core uses only what the table in crates/engine/src/lib.rs says, by path and by method
     engine-named      the core's Engine is named only by the loop and by the rooms above all others
     open-fields       fields are not open to the whole crate or to others, but in what crosses a boundary (the rooms api, status,
-                      format and wire, and files named api.rs), in a number with a name (one field without one), and in the Engine, which engine-named keeps from all who are not parts of the loop
+                      format and wire, and files and folders named api), in a number with a name (one field without one), and in the Engine, which engine-named keeps from all who are not parts of the loop
     watermarks        a mark of how far a volume is is moved by one method, which one file calls beside that of its own
     struct-size       a struct has at most 20 fields, but what is a list by nature: formats, status and counters
     parameters        a function has at most 5, `self` not counted; what a trait demands of an `impl` is the trait's affair
@@ -47,7 +47,7 @@ ENGINE_NAMED = {"engine", ROOT, "control", "recovery"}
 # Crates whose fields are looked at, and where they may be open: in these rooms, and in a file of this name anywhere.
 OPEN_FIELDS_CRATES = {"engine", "replica", "daemon", "sim"}
 OPEN_FIELDS_ROOMS = {"api", "status", "format", "wire"}
-OPEN_FIELDS_FILE = "api.rs"
+OPEN_FIELDS_PATH = re.compile(r"/api(\.rs$|/)")
 OPEN_FIELDS_NAMES = ("Counters", "Status", "Spec", "Config", "Options", "Limits", "Report")
 # What only parts of the loop can have.
 LOOP = "Engine"
@@ -475,7 +475,7 @@ def engine_named(source):
 
 
 def open_fields(source):
-    is_boundary = source.room in OPEN_FIELDS_ROOMS or source.path.endswith(f"/{OPEN_FIELDS_FILE}")
+    is_boundary = source.room in OPEN_FIELDS_ROOMS or OPEN_FIELDS_PATH.search(source.path)
     if source.crate not in OPEN_FIELDS_CRATES or is_boundary:
         return
     tokens = source.tokens

@@ -198,9 +198,9 @@ class OpenFields(unittest.TestCase):
     def test_what_crosses_a_boundary(self):
         for path in ("api.rs", "status.rs", "format/mod.rs", "format/redo.rs"):
             self.assertEqual(said({f"crates/engine/src/{path}": "pub struct A { pub a: u8 }"}, "open-fields"), [])
-        for path in ("admin/api.rs", "a/b/api.rs"):
+        for path in ("admin/api.rs", "a/b/api.rs", "admin/api/other.rs"):
             self.assertEqual(said({f"crates/daemon/src/{path}": "pub struct A { pub a: u8 }"}, "open-fields"), [])
-        for path in ("admin/mod.rs", "admin/apis.rs", "admin/my_api.rs", "admin/api/other.rs", "admin/status.rs", "admin/format.rs"):
+        for path in ("admin/mod.rs", "admin/apis.rs", "admin/my_api.rs", "admin/my_api/other.rs", "admin/status.rs", "admin/format.rs"):
             self.assertEqual(len(said({f"crates/daemon/src/{path}": "pub struct A { pub a: u8 }"}, "open-fields")), 1, path)
         for name in ("Counters", "VolumeStatus", "AddSpec", "EngineConfig", "LoadOptions", "CheckReport"):
             self.assertEqual(said(crate(f"pub struct {name} {{ pub a: u8 }}", "sim"), "open-fields"), [])

@@ -199,16 +199,7 @@ impl Engine {
                 let (op, result) = self.peers.fetch_done(ground, index, result);
                 self.front.complete(ground, op, result);
             }
-            Io::Miss(index) => {
-                let op = match self.front.miss_done(ground, now, index, result) {
-                    Ok(arrived) => {
-                        self.cache.admit(ground, now, arrived.place(), arrived.buf());
-                        arrived.op()
-                    }
-                    Err(op) => op,
-                };
-                self.front.is_nearer(ground, op);
-            }
+            Io::Miss(index) => self.miss_done(now, index, result),
             Io::Direct { op } => self.front.direct_done(ground, now, op, result),
             Io::DirectFlush { op, covers } => {
                 let id = self.front.volume_of(op);
@@ -249,6 +240,19 @@ impl Engine {
             Io::Snapshot { volume } => self.snapshot_done(now, volume, result),
             Io::Resize { volume } => self.resize_done(now, volume, result),
         }
+    }
+
+    /// The backend has answered a read of what the cache lacks.
+    fn miss_done(&mut self, now: Nanos, index: u32, result: Result<(), IoError>) {
+        let ground = &mut self.ground;
+        let op = match self.front.miss_done(ground, now, index, result) {
+            Ok(arrived) => {
+                self.cache.admit(ground, now, arrived.place(), arrived.buf());
+                arrived.op()
+            }
+            Err(op) => op,
+        };
+        self.front.is_nearer(ground, op);
     }
 
     fn or_dead(&mut self, result: Result<(), DeviceFailed>) {

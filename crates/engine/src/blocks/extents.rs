@@ -29,6 +29,44 @@ impl Extents {
     }
 }
 
+/// Extents in the order in which they are found.
+#[derive(Default)]
+struct List {
+    items: Vec<ExtentItem>,
+    /// Where the newest extent ends, in blocks of its volume.
+    end: u64,
+}
+
+impl List {
+    /// Adds a stretch of `blocks` blocks from `block` on; whether the newest extent was made longer for that. It is if the two
+    /// touch, or if all between them is cached.
+    fn push(
+        &mut self,
+        (volume, kind): (usize, ExtentKind),
+        (block, blocks): (u64, u32),
+        gap_is_cached: bool,
+    ) -> bool {
+        let before = std::mem::replace(&mut self.end, block + u64::from(blocks));
+        let alike =
+            |last: &&mut ExtentItem| usize::from(last.volume.get()) == volume && last.kind == kind as u8;
+        if let Some(last) = self.items.last_mut().filter(alike) {
+            let joined = u64::from(last.len.get()) + (self.end - before);
+            if (before == block || gap_is_cached) && joined <= u64::from(u32::MAX) {
+                last.len = U32::new(joined as u32);
+                return true;
+            }
+        }
+        self.items.push(ExtentItem {
+            block: U64::new(block),
+            len: U32::new(blocks),
+            volume: U16::new(volume as u16),
+            kind: kind as u8,
+            reserved: 0,
+        });
+        false
+    }
+}
+
 /// Zero ranges that are not drained, and lost blocks. Cached blocks inside of a zero range do not split
 /// it: at recovery they are put above it. How many they are is counted for each volume, so that
 /// recovery knows when one is missing.
@@ -36,36 +74,13 @@ impl Extents {
 /// `volumes`: by their numbers, the ledger of each and whether it has failed. Of a volume that has failed no lost blocks are named.
 pub(crate) fn collect<'a>(volumes: impl ExactSizeIterator<Item = Option<(&'a Ledger, bool)>>) -> Extents {
     let mut all_covered = vec![0; volumes.len()];
-    let mut list: Vec<ExtentItem> = Vec::new();
-    let mut end = 0;
-    let mut last_kind = 0;
+    let mut list = List::default();
     for (v, volume) in volumes.enumerate() {
         let Some((ledger, failed)) = volume else { continue };
         let counts = ledger.blocks();
         if counts.zero == 0 && counts.lost == 0 {
             continue;
         }
-        let mut push = |kind: ExtentKind, block: u64, n: u32, gap_is_cached: bool| {
-            let same = |last: &&mut ExtentItem| last.volume.get() as usize == v && last_kind == kind as u8;
-            if let Some(last) = list.last_mut().filter(same) {
-                let joined = u64::from(last.len.get()) + (block + u64::from(n) - end);
-                if (end == block || gap_is_cached) && joined <= u64::from(u32::MAX) {
-                    last.len = U32::new(joined as u32);
-                    end = block + u64::from(n);
-                    return true;
-                }
-            }
-            last_kind = kind as u8;
-            end = block + u64::from(n);
-            list.push(ExtentItem {
-                block: U64::new(block),
-                len: U32::new(n),
-                volume: U16::new(v as u16),
-                kind: kind as u8,
-                reserved: 0,
-            });
-            false
-        };
         let mut covered_to = u64::MAX;
         let mut cached = 0; // Since the last zeroes.
         let covered = &mut all_covered[v];
@@ -81,7 +96,7 @@ pub(crate) fn collect<'a>(volumes: impl ExactSizeIterator<Item = Option<(&'a Led
             for (block, n, found) in ledger.index().runs(object) {
                 match found {
                     Lookup::Zero if zero_dirty => {
-                        if push(zero_kind, block, n, covered_to == block) {
+                        if list.push((v, zero_kind), (block, n), covered_to == block) {
                             *covered += cached;
                         }
                         cached = 0;
@@ -89,7 +104,7 @@ pub(crate) fn collect<'a>(volumes: impl ExactSizeIterator<Item = Option<(&'a Led
                     }
                     Lookup::Lost if failed => covered_to = u64::MAX,
                     Lookup::Lost => {
-                        push(ExtentKind::Lost, block, n, false);
+                        list.push((v, ExtentKind::Lost), (block, n), false);
                         covered_to = u64::MAX;
                     }
                     Lookup::At(_) if covered_to == block => {
@@ -101,5 +116,5 @@ pub(crate) fn collect<'a>(volumes: impl ExactSizeIterator<Item = Option<(&'a Led
             }
         }
     }
-    Extents { items: list, covered: all_covered }
+    Extents { items: list.items, covered: all_covered }
 }

@@ -155,6 +155,22 @@ pub(super) fn of_controls(results: &Results, controls: &[Control]) -> Vec<String
     sentences
 }
 
+/// The placements that are not ranked, a sentence for each reason.
+fn not_ranked(unranked: &[NotRun]) -> Vec<String> {
+    let mut reasons: Vec<&str> = Vec::new();
+    for NotRun { why, .. } in unranked {
+        if !reasons.contains(&why.as_str()) {
+            reasons.push(why);
+        }
+    }
+    let sentence = |reason: &str| {
+        let alike = unranked.iter().filter(|unranked| unranked.why == reason);
+        let names: Vec<&String> = alike.map(|unranked| &unranked.placement).collect();
+        format!("Not ranked: {}; {reason}.", words::list(&names))
+    };
+    reasons.into_iter().map(sentence).collect()
+}
+
 /// The advice, the headline, and the sentences after it.
 pub(super) fn answer(results: &Results, standings: &Standings) -> (Advice, String, Vec<String>) {
     let Standings { rankings, lasting, second_copy, unranked, sizes } = standings;
@@ -212,17 +228,7 @@ pub(super) fn answer(results: &Results, standings: &Standings) -> (Advice, Strin
     for other in others.filter(|other| !told(other)) {
         answer.push(format!("With {}: {}", words::copies(other.durability), lead_that_lasts(other, lasting)));
     }
-    let mut reasons: Vec<&str> = Vec::new();
-    for NotRun { why, .. } in unranked {
-        if !reasons.contains(&why.as_str()) {
-            reasons.push(why);
-        }
-    }
-    for reason in reasons {
-        let same = unranked.iter().filter(|unranked| unranked.why == reason);
-        let names: Vec<&String> = same.map(|unranked| &unranked.placement).collect();
-        answer.push(format!("Not ranked: {}; {reason}.", words::list(&names)));
-    }
+    answer.extend(not_ranked(unranked));
     answer.extend(not_run(results));
     (advice, headline, answer)
 }

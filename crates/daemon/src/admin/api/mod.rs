@@ -1,4 +1,11 @@
-//! The messages of the admin API, as its JSON has them.
+//! The messages of the admin API, as its JSON has them; `snapshots` has those about snapshots.
+
+mod snapshots;
+
+pub use snapshots::{
+    ChangeSnapshot, ChangedSnapshot, RollBack, RolledBack, Snapshot, SnapshotAction, SnapshotReport,
+    TakeSnapshot,
+};
 
 use crate::door::VolumeSocket;
 use crate::units::{Duration, Size};
@@ -6,7 +13,6 @@ use crate::volume::{DrainOrder, Mode};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Deref;
-use tidepool_backend::SnapshotChange;
 
 /// The daemon, its cache device and its volumes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -409,102 +415,6 @@ pub struct FailedOver {
     pub owner: Option<String>,
     /// One line: from whom it was taken over, or why it is not served here.
     pub why: Option<String>,
-}
-
-/// A snapshot to be taken.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TakeSnapshot {
-    /// What it is to be called.
-    pub snapshot: String,
-}
-
-/// A snapshot that has been taken: the volume with everything that was acknowledged before it was asked for.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Snapshot {
-    /// The volume.
-    pub volume: String,
-    /// Where it is, as `rbd` spells it.
-    pub snapshot: String,
-    /// How long it took, the drain of what was dirty included. Clients do not wait for it.
-    pub seconds: f64,
-}
-
-/// A snapshot of the image of a volume.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SnapshotReport {
-    /// Its name.
-    pub name: String,
-    /// Its number, which no other snapshot of the image gets.
-    pub id: u64,
-    /// Size that the volume had in bytes.
-    pub size_bytes: u64,
-    /// It cannot be removed as long as it is protected.
-    pub protected: bool,
-    /// When it was taken, in seconds since 1970, as far as known.
-    pub time_unix_s: Option<u64>,
-}
-
-/// What is to be done with a snapshot that is there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum SnapshotAction {
-    /// Remove it.
-    Remove,
-    /// Keep it from being removed.
-    Protect,
-    /// Let it be removed again.
-    Unprotect,
-}
-
-impl From<SnapshotAction> for SnapshotChange {
-    fn from(action: SnapshotAction) -> SnapshotChange {
-        match action {
-            SnapshotAction::Remove => SnapshotChange::Remove,
-            SnapshotAction::Protect => SnapshotChange::Protect,
-            SnapshotAction::Unprotect => SnapshotChange::Unprotect,
-        }
-    }
-}
-
-/// A change of a snapshot.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ChangeSnapshot {
-    /// Its name.
-    pub snapshot: String,
-    /// What is to be done with it.
-    pub action: SnapshotAction,
-}
-
-/// A snapshot that has been changed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ChangedSnapshot {
-    /// The volume.
-    pub volume: String,
-    /// Where the snapshot is, or was, as `rbd` spells it.
-    pub snapshot: String,
-    /// What was done with it.
-    pub action: SnapshotAction,
-}
-
-/// A volume that is to become what it was at a snapshot.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RollBack {
-    /// The snapshot's name.
-    pub snapshot: String,
-}
-
-/// A volume that has become what it was at a snapshot.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct RolledBack {
-    /// The volume.
-    pub volume: String,
-    /// Where the snapshot is, as `rbd` spells it.
-    pub snapshot: String,
-    /// For how long the volume was not served.
-    pub seconds: f64,
 }
 
 /// A volume that has been removed: its image is complete and free.

@@ -13,7 +13,7 @@ mod tests;
 
 use crate::base::mutation::mutated;
 use slab::{FLAT, Slab};
-use table::{ABSENT, LOST, RUN_BLOCKS_MAX, Run, Splice, Table, ZERO};
+use table::{ABSENT, LOST, RUN_BLOCKS_MAX, Run, Splice, Table, ZERO, stretches};
 
 pub use crate::status::IndexBlocks;
 
@@ -670,16 +670,4 @@ impl IndexBlocks {
             _ => Some(&mut self.at),
         }
     }
-}
-
-/// All stretches of a table, from the object's first block to its last.
-fn stretches(table: Table<'_>) -> impl Iterator<Item = Run> {
-    let (mut i, mut at) = (0, 0);
-    std::iter::from_fn(move || {
-        (at < OBJECT_BLOCKS as u32).then(|| {
-            let run = table.stretch(&mut i, at, OBJECT_BLOCKS as u32);
-            at = run.end();
-            run
-        })
-    })
 }

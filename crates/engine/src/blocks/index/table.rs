@@ -179,6 +179,18 @@ impl<'a> Table<'a> {
 /// contiguity may break (before and after the change, and at the end).
 const SPLICE_RUNS_MAX: usize = 20;
 
+/// All stretches of a table, from the object's first block to its last.
+pub(super) fn stretches(table: Table<'_>) -> impl Iterator<Item = Run> {
+    let (mut i, mut at) = (0, 0);
+    std::iter::from_fn(move || {
+        (at < OBJECT_BLOCKS as u32).then(|| {
+            let run = table.stretch(&mut i, at, OBJECT_BLOCKS as u32);
+            at = run.end();
+            run
+        })
+    })
+}
+
 /// A change of a run table: runs `from..to` give way to `runs`.
 pub(super) struct Splice {
     pub(super) from: usize,
