@@ -1,10 +1,10 @@
 #!/bin/bash
-# Runs every test program that uses Ceph on Ceph 18, in a root of Debian 13 that it makes, with Debian's packages.
-#   scripts/ceph18.sh                 makes the root, runs all programs in it, and removes it
-#   scripts/ceph18.sh guard clones    runs only these programs
-#   ROOT=DIR scripts/ceph18.sh        leaves the root in DIR, and uses it again when it is there
-# The last line is `N passed, N failed`. A test that says that it cannot run counts as failed.
-# Needs root (debootstrap, mounts, namespaces) and Rust. Packages come from the mirror that this machine's apt uses.
+# Runs every test program that uses Ceph on Ceph 18, in a root of Debian 13 that it makes, with
+# Debian's packages. scripts/ceph18.sh makes the root, runs all programs in it, and removes it
+# scripts/ceph18.sh guard clones runs only these programs ROOT=DIR scripts/ceph18.sh leaves the root
+# in DIR, and uses it again when it is there The last line is `N passed, N failed`. A test that says
+# that it cannot run counts as failed. Needs root (debootstrap, mounts, namespaces) and Rust.
+# Packages come from the mirror that this machine's apt uses.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -52,7 +52,8 @@ chmod 755 "$scratch"
 keeper=
 first=
 
-# The kernel ends all processes of the namespaces with their first process, and unmounts what they have mounted.
+# The kernel ends all processes of the namespaces with their first process, and unmounts what they
+# have mounted.
 clean() {
     trap '' INT TERM
     [ -z "$first" ] || kill -KILL "$first" 2>/dev/null || true
@@ -65,8 +66,9 @@ trap clean EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# Starts a shell with the commands that come first as the first process of new namespaces, and sets `first`. The commands tell on
-# descriptor 3 that they have come as far as they are waited for; what they say otherwise is in $scratch/said.
+# Starts a shell with the commands that come first as the first process of new namespaces, and sets
+# `first`. The commands tell on descriptor 3 that they have come as far as they are waited for; what
+# they say otherwise is in $scratch/said.
 start_apart() {
     rm -f "$scratch/told"
     mkfifo "$scratch/told"
@@ -118,8 +120,9 @@ if [ -z "$root" ] || [ ! -e "$root/$made" ]; then
 fi
 root=${root:-$scratch/root}
 
-# The root sees the repository, what is compiled, and Rust at the places that they have here. What it changes there is in memory and
-# goes with the namespaces. The files of the tests are on a real file system: others do not tell a file from one that replaces it.
+# The root sees the repository, what is compiled, and Rust at the places that they have here. What
+# it changes there is in memory and goes with the namespaces. The files of the tests are on a real
+# file system: others do not tell a file from one that replaces it.
 directories=("$PWD" "$rust" "$cargo_home")
 [[ "$target/" == "$PWD/"* ]] || directories+=("$target")
 mkdir -p "$cargo_home" "$target/tmp" "$scratch/files"

@@ -1,8 +1,8 @@
 #!/bin/bash
-# Installs what a target of the Makefile needs, on Debian 12 and 13.
-#   scripts/deps.sh demo    a C linker; nothing else
-#   scripts/deps.sh test    also Ceph, QEMU, fio, libnbd's tools, a PostgreSQL and a kernel for guests
-# Installs only what is missing, as root or with sudo. Without either it says what is missing and fails.
+# Installs what a target of the Makefile needs, on Debian 12 and 13. scripts/deps.sh demo a C
+# linker; nothing else scripts/deps.sh test also Ceph, QEMU, fio, libnbd's tools, a PostgreSQL and a
+# kernel for guests Installs only what is missing, as root or with sudo. Without either it says what
+# is missing and fails.
 set -eu
 
 demo="gcc libc6-dev make"
@@ -59,15 +59,17 @@ trap clean EXIT
 there() { [ -e "$1" ] || [ -L "$1" ]; }
 
 case "$missing " in *" postgresql "*)
-    # With its server Debian also makes a database and starts it. The tests want the programs only, so a line of configuration keeps it
-    # from that while the package is installed, and goes again: what the user installs or makes later is as always.
+    # With its server Debian also makes a database and starts it. The tests want the programs only,
+    # so a line of configuration keeps it from that while the package is installed, and goes again:
+    # what the user installs or makes later is as always.
     undo="$undo postgresql"
     $as_root mkdir -p $conf
     echo "create_main_cluster = false" | $as_root tee $conf/tidepool.conf >/dev/null
 esac
 case "$missing " in *" tgt "*)
-    # Debian starts a target that all may reach. The tests start targets of their own, so this one stays off: a policy for this service alone
-    # keeps it from being started while it is installed; where there is a policy of somebody else's, a mask until the next boot does.
+    # Debian starts a target that all may reach. The tests start targets of their own, so this one
+    # stays off: a policy for this service alone keeps it from being started while it is installed;
+    # where there is a policy of somebody else's, a mask until the next boot does.
     if ! there $policy || grep -qs "^# tidepool$" $policy; then
         undo="$undo policy"
         # shellcheck disable=SC2016

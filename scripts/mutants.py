@@ -32,7 +32,8 @@ ENGINE = "crates/engine"
 SEEDS = [(seed, 6) for seed in range(1, 61)] + [(seed, 20) for seed in range(1, 21)]
 # How much more a mutant of the same function says than another.
 NEAR = 8
-# What takes so much more of a processor's time than without a mutant hangs; at least a second, and in any case so many on the clock.
+# What takes so much more of a processor's time than without a mutant hangs; at least a second, and
+# in any case so many on the clock.
 SLOWER_MAX = 10
 CLOCK_S_MAX = 60
 ADDRESS_BYTES_MAX = 4 << 30
@@ -206,7 +207,8 @@ def constant(work, mutant, what):
             return dict(result, state="unviable")
         for checks in (tests_of, seeds_of):
             for check in checks(target, tree):
-                # Without a mutant of its own to compare with, a test has as long as the slowest needs.
+                # Without a mutant of its own to compare with, a test has as long as the slowest
+                # needs.
                 check.seconds = CONSTANT_SLOWEST_S
                 bad, _ = check.run(0)
                 if bad:

@@ -1,5 +1,6 @@
 #!/bin/bash
-# Hunts the core's deliberate bugs and writes what came of it into docs/mutations.md, behind its introduction.
+# Hunts the core's deliberate bugs and writes what came of it into docs/mutations.md, behind its
+# introduction.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 table=$(mktemp)

@@ -33,8 +33,8 @@ BUDGET_S = 600
 TEST_BUDGET_S = 20
 # A test that takes so long hangs.
 TEST_MAX_S = 900
-# Tests with real parts that run at once, by weight, per core: as many whatever they do, and up to so many as long as they leave this
-# share of the cores free.
+# Tests with real parts that run at once, by weight, per core: as many whatever they do, and up to
+# so many as long as they leave this share of the cores free.
 WEIGHT_PER_CORE = 5
 WEIGHT_PER_CORE_MAX = 9
 FREE_SHARE = 0.1
@@ -48,10 +48,12 @@ FAILURE_CHARACTERS = 6000
 REAL_PARTS = ["tidepool", "tidepool-backend", "tidepool-lab", "tidepool-testkit", "tidepool-tests"]
 # What is compiled differently: the core with its deliberate bugs.
 MUTATIONS = ["--package", "tidepool-sim", "--features", "mutations", "--test", "mutations"]
-# Programs that the tests run, by cargo's name, and the variable that tells the tests where they are.
+# Programs that the tests run, by cargo's name, and the variable that tells the tests where they
+# are.
 RUN_BY_TESTS = {"tidepool": "TIDEPOOL_BIN", "tidepool-long-limits": "TIDEPOOL_LONG_LIMITS_BIN"}
 CLUSTER = "ceph-cluster"
-# The tests of the core copy large devices; the allocator is to keep their memory, or the kernel clears it anew for each copy.
+# The tests of the core copy large devices; the allocator is to keep their memory, or the kernel
+# clears it anew for each copy.
 KEEP_MEMORY = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": "4000000000",
@@ -256,7 +258,8 @@ class Results:
                 self.failures.append(([f"{job.program}: {name}" for name in names] or [job.name], what_failed(text)))
                 print(text, flush=True)
             elif job.program in ("seeds", "mutations"):
-                # What they have been through is said also when nothing is wrong: which seeds, and what was reached.
+                # What they have been through is said also when nothing is wrong: which seeds, and
+                # what was reached.
                 print(text, flush=True)
 
 
@@ -316,7 +319,8 @@ class Runner:
             self.running.add(process)
         alarm = threading.Timer(TEST_MAX_S * (4 if nice else 1), self.end, [process])
         alarm.start()
-        # The test's name comes before its outcome: the time between two outcomes is what the test took.
+        # The test's name comes before its outcome: the time between two outcomes is what the test
+        # took.
         text, tests, since = [], {}, start
         for line in process.stdout:
             line = line.decode(errors="replace")

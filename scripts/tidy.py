@@ -44,7 +44,8 @@ ROOT = "lib"
 TABLE = "crates/engine/src/lib.rs"
 # Rooms, or files at the top, that may name the Engine.
 ENGINE_NAMED = {"engine", ROOT, "control", "recovery"}
-# Crates whose fields are looked at, and where they may be open: in these rooms, and in a file of this name anywhere.
+# Crates whose fields are looked at, and where they may be open: in these rooms, and in a file of
+# this name anywhere.
 OPEN_FIELDS_CRATES = {"engine", "replica", "daemon", "sim"}
 OPEN_FIELDS_ROOMS = {"api", "status", "format", "wire"}
 OPEN_FIELDS_PATH = re.compile(r"/api(\.rs$|/)")
@@ -65,7 +66,8 @@ WATERMARKS = {
 LIST_ROOMS = {"status", "format"}
 LIST_NAME = "Counters"
 EXCEPTION = re.compile(r"too_many_arguments|too_many_lines|struct_\w+")
-# Methods that may as well be those of the standard library, or of the few crates that the core uses.
+# Methods that may as well be those of the standard library, or of the few crates that the core
+# uses.
 FOREIGN = set(
     """
     abs abs_diff all and and_then any append as_bytes as_deref as_deref_mut as_mut as_mut_ptr as_mut_slice as_ptr as_ref as_slice as_str
@@ -277,7 +279,8 @@ class Source:
         self.tokens, names = without_tests(Tokens(tokens_of(text)))
         self.test_modules = [self.module + [name] for name in names]
         self.functions, self.structs = [], []
-        # Full paths with the lines where they stand, names of methods that are called, and all `use` of the file, by name.
+        # Full paths with the lines where they stand, names of methods that are called, and all
+        # `use` of the file, by name.
         self.paths, self.calls, self.imports = [], [], {}
         self.blocks = []
         for i, token in enumerate(self.tokens.tokens):

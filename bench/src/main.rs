@@ -1,5 +1,5 @@
-//! `make bench`: the raw device, an NBD server that does nothing, Tidepool, and the uncached image through librbd, measured side by
-//! side by fio in one run.
+//! `make bench`: the raw device, an NBD server that does nothing, Tidepool, and the uncached image
+//! through librbd, measured side by side by fio in one run.
 
 mod neighbours;
 mod report;
@@ -26,7 +26,8 @@ struct Options {
     /// Repeats of every run: one number, or one for each of the lengths.
     #[arg(long, value_delimiter = ',')]
     repeats: Vec<u32>,
-    /// Lengths of the runs in seconds; those of more than 30 s begin with as long a ramp as brings dirty data to its steady level.
+    /// Lengths of the runs in seconds; those of more than 30 s begin with as long a ramp as brings
+    /// dirty data to its steady level.
     #[arg(long, value_delimiter = ',')]
     seconds: Vec<u32>,
     /// Only these targets.
@@ -47,7 +48,8 @@ struct Options {
     /// Where the files of the measurement go; the cache, the raw file and the OSD share its disk.
     #[arg(long, default_value_os_t = tidepool_lab::scratch::parent())]
     dir: PathBuf,
-    /// Where the OSD's files go instead, a directory in memory for instance: with all on one disk its writes take from the cache's.
+    /// Where the OSD's files go instead, a directory in memory for instance: with all on one disk
+    /// its writes take from the cache's.
     #[arg(long)]
     osd_dir: Option<PathBuf>,
     /// Where the report goes; RESULTS.md and results.json are written there.
@@ -95,8 +97,9 @@ const RAMP_SECONDS: u32 = 30;
 
 /// A target's name on the command line.
 fn target(text: &str) -> Result<Target, String> {
-    serde_json::from_value(serde_json::Value::String(text.into()))
-        .map_err(|_| "use raw, null, tidepool, tidepool-unordered, tidepool-replicated or librbd".to_string())
+    serde_json::from_value(serde_json::Value::String(text.into())).map_err(|_| {
+        "use raw, null, tidepool, tidepool-unordered, tidepool-replicated or librbd".to_string()
+    })
 }
 
 fn main() -> ExitCode {
@@ -124,14 +127,21 @@ fn bench(options: &Options) -> Result<(), Failure> {
         ([], false) => vec![10, 60],
         (chosen, _) => chosen.to_vec(),
     };
-    let wanted = if options.targets.is_empty() { Target::ALL.to_vec() } else { options.targets.clone() };
-    let rows =
-        ROWS.iter().filter(|row| options.row.as_ref().is_none_or(|part| row.name.contains(part.as_str())));
+    let wanted =
+        if options.targets.is_empty() { Target::ALL.to_vec() } else { options.targets.clone() };
+    let rows = ROWS
+        .iter()
+        .filter(|row| options.row.as_ref().is_none_or(|part| row.name.contains(part.as_str())));
     let rows: Vec<&Row> = rows.collect();
-    let targets =
-        Targets::start(&wanted, sizes, &options.dir, options.osd_dir.as_ref().unwrap_or(&options.dir))?;
+    let targets = Targets::start(
+        &wanted,
+        sizes,
+        &options.dir,
+        options.osd_dir.as_ref().unwrap_or(&options.dir),
+    )?;
     // Which binary is measured, for the targets that are served by it.
-    let tidepool = wanted.iter().any(|target| target.is_cached()).then(tidepool_testkit::daemon::tidepool);
+    let tidepool =
+        wanted.iter().any(|target| target.is_cached()).then(tidepool_testkit::daemon::tidepool);
     let tidepool = tidepool.transpose()?.unwrap_or(Path::new("tidepool"));
     let programs = [&*tidepool.to_string_lossy(), "fio", "nbdkit", "ceph", "rustc"];
     let mut results = Results {
@@ -146,18 +156,22 @@ fn bench(options: &Options) -> Result<(), Failure> {
         let repeats = options.repeats.get(at).or(options.repeats.last());
         for repeat in 1..=*repeats.unwrap_or(if options.quick { &1 } else { &3 }) {
             for row in &rows {
-                // Every repeat begins with another target, so that what changes with time favours none.
+                // Every repeat begins with another target, so that what changes with time favours
+                // none.
                 let first = repeat as usize % wanted.len();
                 for &target in wanted[first..].iter().chain(&wanted[..first]) {
                     let steady = seconds > ABSORBING_SECONDS_MAX;
                     let bare = matches!(target, Target::Raw | Target::Null);
                     if bare && (steady || row.job.block_bytes > 4096) {
-                        // Nothing in them changes with the length of a run, and large requests only show the device.
+                        // Nothing in them changes with the length of a run, and large requests only
+                        // show the device.
                         continue;
                     }
-                    let variant = matches!(target, Target::TidepoolUnordered | Target::TidepoolReplicated);
+                    let variant =
+                        matches!(target, Target::TidepoolUnordered | Target::TidepoolReplicated);
                     if variant && (steady || !row.job.pattern.writes()) {
-                        // A read meets neither drain nor peer, and a steady level is the image's speed with any of them.
+                        // A read meets neither drain nor peer, and a steady level is the image's
+                        // speed with any of them.
                         continue;
                     }
                     let point = measure(&targets, row, target, sizes, seconds, repeat)?;
@@ -195,8 +209,11 @@ fn bench(options: &Options) -> Result<(), Failure> {
 /// What a client notices of the clients of another volume.
 fn neighbours(options: &Options) -> Result<neighbours::Neighbours, Failure> {
     let tidepool = tidepool_testkit::daemon::tidepool()?;
-    let machine =
-        machine::look(&options.dir, &[&*tidepool.to_string_lossy(), "rustc"], machine::commit_here());
+    let machine = machine::look(
+        &options.dir,
+        &[&*tidepool.to_string_lossy(), "rustc"],
+        machine::commit_here(),
+    );
     let (seconds, repeats) = if options.quick { (5, 1) } else { (10, 3) };
     let seconds = options.seconds.first().copied().unwrap_or(seconds);
     neighbours::measure(machine, (seconds, repeats), &options.dir)
@@ -205,7 +222,8 @@ fn neighbours(options: &Options) -> Result<neighbours::Neighbours, Failure> {
 /// Puts that into the report that is there.
 fn only_neighbours(options: &Options) -> Result<(), Failure> {
     let path = options.out.join("results.json");
-    let read = std::fs::read(&path).and_then(|bytes| Ok(serde_json::from_slice::<Results>(&bytes)?));
+    let read =
+        std::fs::read(&path).and_then(|bytes| Ok(serde_json::from_slice::<Results>(&bytes)?));
     let what = format!("cannot read the report {}", path.display());
     let mut results = read.map_err(|source| Failure::Io { what, source })?;
     results.neighbours = Some(neighbours(options)?);
@@ -265,8 +283,13 @@ fn write(options: &Options, results: &Results) -> Result<(), Failure> {
         let what = format!("cannot write {}", path.display());
         std::fs::write(path, text).map_err(|source| Failure::Io { what, source })
     };
-    std::fs::create_dir_all(&options.out)
-        .map_err(|source| Failure::Io { what: format!("cannot make {}", options.out.display()), source })?;
-    put("results.json", serde_json::to_string_pretty(results).expect("results are plain data") + "\n")?;
+    std::fs::create_dir_all(&options.out).map_err(|source| Failure::Io {
+        what: format!("cannot make {}", options.out.display()),
+        source,
+    })?;
+    put(
+        "results.json",
+        serde_json::to_string_pretty(results).expect("results are plain data") + "\n",
+    )?;
     put("RESULTS.md", results.markdown())
 }

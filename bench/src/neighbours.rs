@@ -23,7 +23,8 @@ const NEIGHBOUR: (&str, u64) = ("neighbour", 64 << 20);
 const CACHED_BYTES: u64 = 64 << 20;
 /// Connections that ask for much.
 const CONNECTIONS: usize = 24;
-/// What the neighbour's p99.9 is to stay below: so many times what it is without the others, and so much more.
+/// What the neighbour's p99.9 is to stay below: so many times what it is without the others, and so
+/// much more.
 pub const BOUND: (f64, f64) = (5.0, 5_000.0);
 
 /// All measurements, and what they ran on, which may be another run than that of the other tables.
@@ -50,7 +51,8 @@ pub struct Neighbour {
     pub idle: Latency,
     /// And while the others do.
     pub attacked: Latency,
-    /// What the disk takes for 4 KiB that are on stable media afterwards (`O_DSYNC`), past the daemon, while the others do.
+    /// What the disk takes for 4 KiB that are on stable media afterwards (`O_DSYNC`), past the
+    /// daemon, while the others do.
     pub disk: Latency,
     /// Requests that the others have sent meanwhile.
     pub sent: u64,
@@ -87,7 +89,8 @@ pub fn measure(
     // The daemon has what this thread has when it starts.
     let settle = |set: &CpuSet| sched_setaffinity(None, set);
     settle(&own).map_err(|e| io("cannot choose processors")(e.into()))?;
-    let mut arguments = vec!["serve".to_string(), "--accept-loss=60m".into(), "--cache-size=256MiB".into()];
+    let mut arguments =
+        vec!["serve".to_string(), "--accept-loss=60m".into(), "--cache-size=256MiB".into()];
     for (name, bytes) in [ATTACKED, NEIGHBOUR] {
         let image = scratch.join(name);
         let made = std::fs::File::create(&image).and_then(|file| file.set_len(bytes));
@@ -127,17 +130,29 @@ pub fn measure(
                 let attacked = latency(&socket, seconds);
                 let disk = disk_latency(&scratch.join("raw"), seconds);
                 over.store(true, Ordering::Relaxed);
-                attacked.and_then(|attacked| Ok((attacked, disk.map_err(io("cannot use the raw file"))?)))
+                attacked.and_then(|attacked| {
+                    Ok((attacked, disk.map_err(io("cannot use the raw file"))?))
+                })
             });
             let (attacked, disk) = attacked?;
-            let round_effort_max = admin.status()?["reactor"]["round_effort_max"].as_u64().unwrap_or(0);
+            let round_effort_max =
+                admin.status()?["reactor"]["round_effort_max"].as_u64().unwrap_or(0);
             let sent = sent.into_inner();
             eprintln!(
                 "{name:12} repeat {repeat}: p99.9 {:>8.0} µs alone, {:>8.0} µs beside {sent} requests, {:.0} µs at worst (the disk {:.0} µs, {:.0} µs at worst)",
                 idle.p999_us, attacked.p999_us, attacked.max_us, disk.p999_us, disk.max_us
             );
             let attack = name.into();
-            points.push(Neighbour { attack, repeat, seconds, idle, attacked, disk, sent, round_effort_max });
+            points.push(Neighbour {
+                attack,
+                repeat,
+                seconds,
+                idle,
+                attacked,
+                disk,
+                sent,
+                round_effort_max,
+            });
         }
     }
     let _ = settle(&all);
@@ -153,7 +168,8 @@ fn fill(socket: &Path) -> Result<(), Failure> {
     Ok(client.flush()?)
 }
 
-/// The processors of daemon and neighbour, and the one of the others; all for both where there is only one.
+/// The processors of daemon and neighbour, and the one of the others; all for both where there is
+/// only one.
 fn divide(all: &CpuSet) -> (CpuSet, CpuSet) {
     let numbers: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&number| all.is_set(number)).collect();
     let [first @ .., last] = &numbers[..] else { return (*all, *all) };
@@ -211,7 +227,8 @@ impl Latency {
     /// Of at least one request.
     fn of(mut took_us: Vec<f64>) -> Latency {
         took_us.sort_by(f64::total_cmp);
-        let at = |part: f64| took_us[((took_us.len() as f64 * part) as usize).min(took_us.len() - 1)];
+        let at =
+            |part: f64| took_us[((took_us.len() as f64 * part) as usize).min(took_us.len() - 1)];
         Latency { requests: took_us.len(), p50_us: at(0.5), p999_us: at(0.999), max_us: at(1.0) }
     }
 }

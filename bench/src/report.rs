@@ -81,7 +81,8 @@ fn least_to_most(mut values: Vec<f64>) -> Option<String> {
 impl Results {
     /// The points of one cell.
     fn cell(&self, row: &str, target: Target, seconds: u32) -> Vec<&Point> {
-        let same = |point: &&Point| point.row == row && point.target == target && point.seconds == seconds;
+        let same =
+            |point: &&Point| point.row == row && point.target == target && point.seconds == seconds;
         self.points.iter().filter(same).collect()
     }
 
@@ -93,7 +94,9 @@ impl Results {
         seconds: u32,
         of: impl Fn(&Figures) -> Option<f64>,
     ) -> Option<f64> {
-        median(self.cell(row, target, seconds).iter().filter_map(|point| of(&point.figures)).collect())
+        median(
+            self.cell(row, target, seconds).iter().filter_map(|point| of(&point.figures)).collect(),
+        )
     }
 
     /// A client beside those of another volume that ask for as much as they can.
@@ -121,7 +124,9 @@ impl Results {
                 of.iter().map(|point| figure(point)).collect::<Vec<f64>>()
             };
             let middle = |figure: &dyn Fn(&Neighbour) -> f64| median(all(figure)).unwrap_or(0.0);
-            let holds = of.iter().all(|point| point.attacked.p999_us <= times * point.idle.p999_us + more_us);
+            let holds = of
+                .iter()
+                .all(|point| point.attacked.p999_us <= times * point.idle.p999_us + more_us);
             let _ = writeln!(
                 text,
                 "| {name} | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} | {} | {} | {:.0} | {:.0} | {:.0} |",
@@ -130,7 +135,8 @@ impl Results {
                 middle(&|point| point.attacked.p50_us),
                 middle(&|point| point.idle.p999_us),
                 middle(&|point| point.attacked.p999_us),
-                least_to_most(all(&|point| point.attacked.p999_us / point.idle.p999_us)).unwrap_or_default(),
+                least_to_most(all(&|point| point.attacked.p999_us / point.idle.p999_us))
+                    .unwrap_or_default(),
                 if holds { "yes" } else { "**no**" },
                 all(&|point| point.attacked.max_us).into_iter().fold(0.0, f64::max),
                 middle(&|point| point.disk.p999_us),
@@ -143,7 +149,8 @@ impl Results {
     /// The report as Markdown.
     pub fn markdown(&self) -> String {
         let mut text = String::from("# Measured\n\n");
-        let Machine { cpu, cpus, memory_bytes, kernel, system, filesystem, versions, commit } = &self.machine;
+        let Machine { cpu, cpus, memory_bytes, kernel, system, filesystem, versions, commit } =
+            &self.machine;
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
         let _ = writeln!(
             text,
@@ -183,8 +190,12 @@ impl Results {
                 self.points.iter().any(|point| point.seconds == seconds && point.target == *target)
             })
             .collect();
-        let repeats =
-            self.points.iter().filter(|point| point.seconds == seconds).map(|point| point.repeat).max();
+        let repeats = self
+            .points
+            .iter()
+            .filter(|point| point.seconds == seconds)
+            .map(|point| point.repeat)
+            .max();
         let _ = writeln!(
             text,
             "## {seconds} s per run, repeats: {}\n\nIOPS (p99 latency in µs); ratio of IOPS, Tidepool to librbd.\n",
@@ -205,7 +216,8 @@ impl Results {
                     None => line.push_str(" – |"),
                 }
             }
-            let iops = |target| self.median(row.name, target, seconds, |figures| Some(figures.iops));
+            let iops =
+                |target| self.median(row.name, target, seconds, |figures| Some(figures.iops));
             match iops(Target::Tidepool).zip(iops(Target::Librbd)) {
                 Some((cached, plain)) if plain > 0.0 => {
                     let _ = write!(line, " {:.1} × |", cached / plain);
@@ -220,9 +232,13 @@ impl Results {
     /// What a second copy costs a write: each repeat's run with it against the one without.
     fn copies_table(&self, text: &mut String, lengths: &[u32]) {
         let mut rows = String::new();
-        for (&seconds, row) in lengths.iter().flat_map(|seconds| ROWS.iter().map(move |row| (seconds, row))) {
+        for (&seconds, row) in
+            lengths.iter().flat_map(|seconds| ROWS.iter().map(move |row| (seconds, row)))
+        {
             let cell = |of| least_to_most(self.ratios_of_copies(row.name, seconds, of));
-            if let Some((latency, iops)) = cell(|figures| figures.mean_us).zip(cell(|figures| figures.iops)) {
+            if let Some((latency, iops)) =
+                cell(|figures| figures.mean_us).zip(cell(|figures| figures.iops))
+            {
                 let _ = writeln!(rows, "| {} | {seconds} | {latency} | {iops} |", row.name);
             }
         }
@@ -248,17 +264,21 @@ impl Results {
     /// How fast dirty data goes to the image after a run, when nothing else happens.
     fn drain_table(&self, text: &mut String) {
         let rate = |row: &str, target| {
-            let rates = self.points.iter().filter(|point| point.row == row && point.target == target);
+            let rates =
+                self.points.iter().filter(|point| point.row == row && point.target == target);
             let rates = rates.filter_map(|point| {
                 let (_, dirty) = point.dirty_bytes?;
-                let seconds = point.drain_seconds.filter(|&seconds| seconds >= DRAIN_SECONDS_MIN)?;
+                let seconds =
+                    point.drain_seconds.filter(|&seconds| seconds >= DRAIN_SECONDS_MIN)?;
                 Some(dirty / 1_048_576.0 / seconds)
             });
             median(rates.collect())
         };
         let cached = Target::ALL.map(|target| (target, ROWS.map(|row| rate(row.name, target))));
-        let cached: Vec<_> =
-            cached.into_iter().filter(|(_, rates)| rates.iter().any(|rate| rate.is_some())).collect();
+        let cached: Vec<_> = cached
+            .into_iter()
+            .filter(|(_, rates)| rates.iter().any(|rate| rate.is_some()))
+            .collect();
         if cached.is_empty() {
             return;
         }
@@ -269,12 +289,16 @@ impl Results {
             titles.join(" | "),
             "---:|".repeat(titles.len())
         );
-        for (at, row) in
-            ROWS.iter().enumerate().filter(|(at, _)| cached.iter().any(|(_, rates)| rates[*at].is_some()))
+        for (at, row) in ROWS
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| cached.iter().any(|(_, rates)| rates[*at].is_some()))
         {
-            let cells =
-                cached.iter().map(|(_, rates)| rates[at].map_or("–".into(), |rate| format!("{rate:.0}")));
-            let _ = writeln!(text, "| {} | {} |", row.name, cells.collect::<Vec<String>>().join(" | "));
+            let cells = cached
+                .iter()
+                .map(|(_, rates)| rates[at].map_or("–".into(), |rate| format!("{rate:.0}")));
+            let _ =
+                writeln!(text, "| {} | {} |", row.name, cells.collect::<Vec<String>>().join(" | "));
         }
         text.push('\n');
     }
@@ -309,7 +333,8 @@ impl Results {
                 format!("{:.0} → {:.0}", begin / 1_048_576.0, end / 1_048_576.0)
             });
             let drain = point.drain_seconds.map_or("–".into(), |seconds| format!("{seconds:.1}"));
-            let hits = point.hit_ratio.map_or("–".into(), |ratio| format!("{:.1} %", ratio * 100.0));
+            let hits =
+                point.hit_ratio.map_or("–".into(), |ratio| format!("{:.1} %", ratio * 100.0));
             let Figures { iops, mean_us, p999_us, .. } = point.figures;
             let p999 = p999_us.map_or("–".into(), |us| format!("{us:.0}"));
             let _ = writeln!(

@@ -1,4 +1,5 @@
-//! How long a volume is away when its daemon is killed, and whether the cache is still warm afterwards.
+//! How long a volume is away when its daemon is killed, and whether the cache is still warm
+//! afterwards.
 
 use std::path::Path;
 
@@ -35,10 +36,13 @@ pub struct Restart {
     pub hit_ratio_after: f64,
 }
 
-/// Fills an image of `bytes` in the file or on the cluster of `conf`, warms a cache with it, kills the daemon and starts it again.
+/// Fills an image of `bytes` in the file or on the cluster of `conf`, warms a cache with it, kills
+/// the daemon and starts it again.
 pub fn measure(conf: Option<&Path>, bytes: u64, parent: &Path) -> Result<Restart, Failure> {
-    let scratch = Scratch::new_in(parent, "restart")
-        .map_err(|source| Failure::Io { what: "cannot make a directory for the restart".into(), source })?;
+    let scratch = Scratch::new_in(parent, "restart").map_err(|source| Failure::Io {
+        what: "cannot make a directory for the restart".into(),
+        source,
+    })?;
     let image = scratch.join("image");
     let (backend, uri) = match conf {
         None => {
@@ -65,8 +69,9 @@ pub fn measure(conf: Option<&Path>, bytes: u64, parent: &Path) -> Result<Restart
     let mut daemon = Daemon::new(arguments, scratch.join("tidepool.log"))?;
     daemon.start()?;
     let endpoint = Endpoint::Nbd { socket, export: VOLUME.into() };
-    let cached =
-        || -> Result<f64, Failure> { Ok(number(&admin.volume(VOLUME)?, "cached_bytes").unwrap_or(0.0)) };
+    let cached = || -> Result<f64, Failure> {
+        Ok(number(&admin.volume(VOLUME)?, "cached_bytes").unwrap_or(0.0))
+    };
     // Where the cache shares its disk with the backend, a fast pass leaves some blocks out.
     for _ in 0..PASSES_MAX {
         fio::run(&endpoint, &fio::pass(&endpoint, fio::Pass::Read, bytes))?;

@@ -19,7 +19,9 @@ const WARM_MISSES_MAX: f64 = 0.002;
 const SYNC_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One thing that is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Target {
     /// A file on the file system of the cache, past the page cache.
@@ -131,14 +133,21 @@ impl Targets {
         if wanted.iter().any(|target| target.image().is_some()) {
             targets.start_cluster(wanted, sizes, osd_parent)?;
         }
-        for target in Target::ALL.into_iter().filter(|target| target.is_cached() && wanted.contains(target)) {
+        for target in
+            Target::ALL.into_iter().filter(|target| target.is_cached() && wanted.contains(target))
+        {
             targets.start_tidepool(target, sizes)?;
         }
         Ok(targets)
     }
 
     /// Brings a cluster of one OSD up and fills the images.
-    fn start_cluster(&mut self, wanted: &[Target], sizes: Sizes, parent: &Path) -> Result<(), Failure> {
+    fn start_cluster(
+        &mut self,
+        wanted: &[Target],
+        sizes: Sizes,
+        parent: &Path,
+    ) -> Result<(), Failure> {
         eprintln!("bringing a Ceph cluster of one OSD up");
         let options = ClusterOptions {
             parent: Some(parent.to_path_buf()),
@@ -147,16 +156,21 @@ impl Targets {
         };
         let cluster = Cluster::up(&options)?;
         // librbd's own cache in memory would hide the path that is measured.
-        let text =
-            std::fs::read_to_string(cluster.conf()).unwrap_or_default() + "\n[client]\nrbd cache = false\n";
+        let text = std::fs::read_to_string(cluster.conf()).unwrap_or_default()
+            + "\n[client]\nrbd cache = false\n";
         self.conf = self._scratch.join("ceph.conf");
-        std::fs::write(&self.conf, text)
-            .map_err(|source| Failure::Io { what: "cannot write the client's ceph.conf".into(), source })?;
+        std::fs::write(&self.conf, text).map_err(|source| Failure::Io {
+            what: "cannot write the client's ceph.conf".into(),
+            source,
+        })?;
         for image in wanted.iter().filter_map(|target| target.image()) {
             eprintln!("filling the image {image}");
             cluster.rbd_create(image, sizes.image_bytes)?;
             let endpoint = Endpoint::rbd(&self.conf, image);
-            fio::run(&endpoint, &fio::pass(&endpoint, fio::Pass::WriteAndFlush, sizes.image_bytes))?;
+            fio::run(
+                &endpoint,
+                &fio::pass(&endpoint, fio::Pass::WriteAndFlush, sizes.image_bytes),
+            )?;
         }
         self.cluster = Some(cluster);
         Ok(())
@@ -188,8 +202,8 @@ impl Targets {
         });
         let peer = peer.transpose()?;
         let daemon = self.serve(volume, sizes, options)?;
-        // Until its first flush a client is taken for one that never flushes, and every write waits for stable media. Any guest of this
-        // century flushes when it mounts.
+        // Until its first flush a client is taken for one that never flushes, and every write waits
+        // for stable media. Any guest of this century flushes when it mounts.
         Client::connect(&socket, volume)?.flush()?;
         if replicated {
             admin.wait_volume(volume, SYNC_TIMEOUT, in_sync)?;
@@ -200,7 +214,8 @@ impl Targets {
 
     /// What one of two daemons that keep copies for each other is told of the other one.
     fn peers(&self, volume: &str, own: &str, other: &str) -> [String; 2] {
-        let address = |name: &str| self._scratch.join(format!("{volume}.{name}.sock")).display().to_string();
+        let address =
+            |name: &str| self._scratch.join(format!("{volume}.{name}.sock")).display().to_string();
         [format!("--peer-listen=unix:{}", address(own)), format!("--peer=unix:{}", address(other))]
     }
 
@@ -251,14 +266,17 @@ impl Targets {
         self.cached.iter().find(|served| served.target == target).zip(target.image())
     }
 
-    /// Whether a target that is to have a second copy has it: without one it works as write-through.
+    /// Whether a target that is to have a second copy has it: without one it works as
+    /// write-through.
     pub fn check_copy(&self, target: Target) -> Result<(), Failure> {
         let served = self.served(target).filter(|_| target == Target::TidepoolReplicated);
         let Some((served, volume)) = served else { return Ok(()) };
         let volume = served.admin.volume(volume)?;
         match in_sync(&volume) {
             true => Ok(()),
-            false => Err(Error::Protocol(format!("the second copy was lost in a run: {volume}")).into()),
+            false => {
+                Err(Error::Protocol(format!("the second copy was lost in a run: {volume}")).into())
+            }
         }
     }
 

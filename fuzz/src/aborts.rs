@@ -19,8 +19,9 @@ fn file_in_memory() -> File {
     }
 }
 
-/// The time in decimal, and behind a newline the file. What is read stands in one line of it. A volume is left out that has ended the
-/// daemon often in a short while that is not long ago, and no other.
+/// The time in decimal, and behind a newline the file. What is read stands in one line of it. A
+/// volume is left out that has ended the daemon often in a short while that is not long ago, and no
+/// other.
 pub(crate) fn aborts(bytes: &[u8]) {
     let at = bytes.iter().position(|&byte| byte == b'\n').unwrap_or(bytes.len());
     let now = std::str::from_utf8(&bytes[..at]).ok().and_then(|text| text.parse::<u64>().ok());
@@ -54,7 +55,8 @@ pub(crate) fn aborts(bytes: &[u8]) {
         times.sort_unstable_by(|a, b| b.cmp(a));
         let [last, ..] = times[..] else { continue };
         let recent = times.iter().filter(|time| u128::from(last - **time) <= within_ms).count();
-        let is_over = u128::from(now_unix_ms) >= (u128::from(last) + within_ms).min(u64::MAX.into());
+        let is_over =
+            u128::from(now_unix_ms) >= (u128::from(last) + within_ms).min(u64::MAX.into());
         if recent >= OF_VOLUME_MAX && !is_over {
             let left = left.get(&volume).unwrap_or_else(|| panic!("{volume:?} is served"));
             assert_eq!(left.last_unix_ms(), last);

@@ -8,8 +8,8 @@ use tidepool_daemon::door::{ALLOW_MAX, Allow, DoorError, VolumeSocket, is_within
 /// Longest name of a cgroup in bytes, as the kernel makes them.
 const NAME_BYTES_MAX: usize = 255;
 
-/// Entries of an allow list, one in each line, and behind a NUL what `/proc/PID/cgroup` says. An entry is read back as it is written.
-/// A cgroup lets in what is in it or below it, name by name.
+/// Entries of an allow list, one in each line, and behind a NUL what `/proc/PID/cgroup` says. An
+/// entry is read back as it is written. A cgroup lets in what is in it or below it, name by name.
 pub(crate) fn allow(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let (list, process) = text.split_once('\0').unwrap_or((text, ""));
@@ -30,7 +30,11 @@ pub(crate) fn allow(bytes: &[u8]) {
     for allowed in cgroups(&allow) {
         itself(allowed);
         if let Some(cgroup) = cgroup {
-            assert_eq!(is_within(cgroup, allowed), is_below(cgroup, allowed), "{cgroup} in {allowed}");
+            assert_eq!(
+                is_within(cgroup, allowed),
+                is_below(cgroup, allowed),
+                "{cgroup} in {allowed}"
+            );
             // Elsewhere than in front, the kernel writes none.
             let is_outside = cgroup.split('/').nth(1) == Some("..");
             assert!(!is_outside || !is_within(cgroup, allowed), "{cgroup} in {allowed}");
@@ -62,7 +66,8 @@ fn itself(allowed: &str) {
 fn is_below(cgroup: &str, allowed: &str) -> bool {
     let (names, patterns): (Vec<&str>, Vec<&str>) =
         (cgroup.split('/').collect(), allowed.split('/').collect());
-    names.len() >= patterns.len() && patterns.iter().zip(names).all(|(pattern, name)| is_like(name, pattern))
+    names.len() >= patterns.len()
+        && patterns.iter().zip(names).all(|(pattern, name)| is_like(name, pattern))
 }
 
 /// Goes through a name once, with all places of the pattern at which it may be.
@@ -113,7 +118,8 @@ fn this_process(allow: Vec<Allow>) {
     // Names are looked up in files of this host.
     let Some(uids) = uids else { return };
     let is_too_long = allow.len() > ALLOW_MAX;
-    let resolved = VolumeSocket { allow: allow.clone(), ..VolumeSocket::new(PathBuf::from("/s")) }.resolve();
+    let resolved =
+        VolumeSocket { allow: allow.clone(), ..VolumeSocket::new(PathBuf::from("/s")) }.resolve();
     let resolved = match resolved {
         Ok(resolved) => resolved,
         Err(DoorError::TooMany) => return assert!(is_too_long),

@@ -1,7 +1,8 @@
 //! The admin API: bytes of a connection, to the daemon's own routes.
 //!
-//! The reactor behind them has stopped, so that everything is answered at once, on this thread and always alike. A volume that
-//! could be added never gets to the handler: it would be opened, whatever file or host it names.
+//! The reactor behind them has stopped, so that everything is answered at once, on this thread and
+//! always alike. A volume that could be added never gets to the handler: it would be opened,
+//! whatever file or host it names.
 
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
@@ -102,7 +103,8 @@ async fn guard(request: Request, next: Next) -> Response {
     if let Ok(asked) = serde_json::from_slice::<AddVolume>(&bytes)
         && let Ok(backend) = asked.backend.parse::<BackendUri>()
     {
-        let config = VolumeConfig { mode: asked.mode, drain: asked.drain, ..VolumeConfig::new(backend) };
+        let config =
+            VolumeConfig { mode: asked.mode, drain: asked.drain, ..VolumeConfig::new(backend) };
         if let Ok(wanted) = Wanted::new(&asked.name, config, asked.accept_loss, None, false) {
             assert_eq!(wanted.name(), asked.name);
         }
@@ -144,6 +146,10 @@ pub(crate) fn admin(bytes: &[u8]) {
         && is_json
     {
         let error: ErrorBody = serde_json::from_slice(body).expect("only errors are answered");
-        assert!(!error.error.contains('\n') && !error.error.is_empty(), "not one line: {:?}", error.error);
+        assert!(
+            !error.error.contains('\n') && !error.error.is_empty(),
+            "not one line: {:?}",
+            error.error
+        );
     }
 }

@@ -4,7 +4,8 @@ use std::path::Path;
 use tidepool_daemon::config::{Config, ConfigError};
 use tidepool_daemon::service::{Plan, Wanted};
 
-/// A configuration is refused with a place that is one and a reason on one line, or makes a plan or not. Over itself it is itself.
+/// A configuration is refused with a place that is one and a reason on one line, or makes a plan or
+/// not. Over itself it is itself.
 pub(crate) fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let config = match Config::parse(Path::new("t"), text) {
@@ -12,7 +13,9 @@ pub(crate) fn config(bytes: &[u8]) {
         Err(error) => {
             let line = error.to_string();
             assert!(!line.contains('\n'), "not one line: {line:?}");
-            let ConfigError::Invalid { line, column, .. } = error else { panic!("it was read: {error}") };
+            let ConfigError::Invalid { line, column, .. } = error else {
+                panic!("it was read: {error}")
+            };
             let lines = text.matches('\n').count() + 1;
             assert!((1..=lines).contains(&line) && column >= 1, "line {line}, column {column}");
             return;

@@ -1,6 +1,8 @@
-//! The front door: what a client says, to the daemon's own connections, its reactor and volumes in memory.
+//! The front door: what a client says, to the daemon's own connections, its reactor and volumes in
+//! memory.
 //!
-//! The core answers late and in any order, and some reads fail. One reactor serves all inputs, as a daemon serves all clients.
+//! The core answers late and in any order, and some reads fail. One reactor serves all inputs, as a
+//! daemon serves all clients.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -19,8 +21,8 @@ use tokio::runtime::{Builder, Runtime};
 const PATIENCE: Duration = Duration::from_secs(5);
 /// A client that has got more than this hangs up.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
-/// Bytes that are sent at once are between this and five times as many. What is sent before anything is read has to fit into the
-/// socket's buffer, where each piece costs some hundred bytes.
+/// Bytes that are sent at once are between this and five times as many. What is sent before
+/// anything is read has to fit into the socket's buffer, where each piece costs some hundred bytes.
 const PIECE_BYTES_MIN: usize = 64;
 
 struct Door {
@@ -31,8 +33,12 @@ struct Door {
 
 impl Door {
     fn open() -> Door {
-        let options =
-            MemoryOptions { arena_bytes: 16 << 20, null: false, shuffle: 7, bad_byte: Some(1 << 20) };
+        let options = MemoryOptions {
+            arena_bytes: 16 << 20,
+            null: false,
+            shuffle: 7,
+            bad_byte: Some(1 << 20),
+        };
         let shard = start_with(None, Limits::SHIPPED, move || {
             Ok((MemoryCore::new(options), None, Opened::default()))
         });
@@ -67,7 +73,8 @@ impl Door {
 
     /// What is answered, up to a bound.
     fn answer(&self, bytes: &[u8]) -> Vec<u8> {
-        let mut stream = UnixStream::connect(self.directory.join("s")).expect("the reactor listens");
+        let mut stream =
+            UnixStream::connect(self.directory.join("s")).expect("the reactor listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
         stream.set_write_timeout(Some(PATIENCE)).expect("a socket");
         let piece = PIECE_BYTES_MIN + bytes.len() % (4 * PIECE_BYTES_MIN);
@@ -86,7 +93,8 @@ impl Door {
         let begin = Instant::now();
         loop {
             let status = self.runtime.block_on(self.shard.status()).expect("the reactor runs");
-            let clients: usize = status.volumes.iter().map(|volume| volume.connections as usize).sum();
+            let clients: usize =
+                status.volumes.iter().map(|volume| volume.connections as usize).sum();
             if status.device.arena_used_bytes == 0 && clients == 0 {
                 return;
             }
@@ -103,7 +111,8 @@ fn hung_up(error: std::io::Error) -> std::io::Result<()> {
     }
 }
 
-/// A client is answered or hung up on, costs nobody else the connection, and leaves no memory behind.
+/// A client is answered or hung up on, costs nobody else the connection, and leaves no memory
+/// behind.
 pub(crate) fn door(bytes: &[u8]) {
     thread_local!(static DOOR: Door = Door::open());
     DOOR.with(|door| {

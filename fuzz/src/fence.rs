@@ -3,7 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 use tidepool_backend::RadosClient;
 
-/// What may be fenced is exactly one client for Ceph, too: nothing that it would cut, complete or round, no host, no range.
+/// What may be fenced is exactly one client for Ceph, too: nothing that it would cut, complete or
+/// round, no host, no range.
 pub(crate) fn address(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let client = RadosClient::of(text);
@@ -14,7 +15,10 @@ pub(crate) fn address(bytes: &[u8]) {
     let (address, nonce) = printed.rsplit_once('/').expect("a nonce");
     assert!(nonce.parse::<u32>().is_ok_and(|nonce| nonce != 0), "{printed}");
     // It is the nonce of every part, as it stands there.
-    let ends = text.trim_end_matches(']').split(',').map(|part| part.rsplit('/').next().unwrap_or_default());
+    let ends = text
+        .trim_end_matches(']')
+        .split(',')
+        .map(|part| part.rsplit('/').next().unwrap_or_default());
     for end in ends {
         assert!(end.bytes().all(|byte| byte.is_ascii_digit()), "{text}");
         assert_eq!(end.parse::<u128>().ok(), nonce.parse().ok(), "{text}");

@@ -22,7 +22,8 @@ pub(crate) fn inventory(bytes: &[u8]) {
     }
 }
 
-/// A suite is refused on one line, or has something to be measured, in both forms, and is itself again when it is written and read.
+/// A suite is refused on one line, or has something to be measured, in both forms, and is itself
+/// again when it is written and read.
 pub(crate) fn suite(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let suite = match Suite::parse("s.toml", text) {
@@ -43,7 +44,8 @@ pub(crate) fn suite(bytes: &[u8]) {
     assert!(quick.cells().len() <= suite.cells().len());
 }
 
-/// Results are refused on one line, or have a verdict, a report and a comparison, and a plan can cite them.
+/// Results are refused on one line, or have a verdict, a report and a comparison, and a plan can
+/// cite them.
 pub(crate) fn results(bytes: &[u8]) {
     match document::parse("r.json", bytes) {
         Ok(results) => {
@@ -62,14 +64,18 @@ pub(crate) fn results(bytes: &[u8]) {
     }
 }
 
-/// Records of another benchmark are refused on one line, or have benchmarks whose figures are numbers.
+/// Records of another benchmark are refused on one line, or have benchmarks whose figures are
+/// numbers.
 pub(crate) fn records(bytes: &[u8]) {
     match pvc2::parse("r.json", bytes) {
         Ok(found) => {
             assert!(!found.benchmarks.is_empty());
             for row in found.benchmarks.iter().flat_map(|benchmark| &benchmark.jobs) {
                 let figures = [row.iops, row.bytes_per_s, row.mean_us];
-                assert!(figures.iter().all(|figure| figure.is_finite() && *figure >= 0.0), "{row:?}");
+                assert!(
+                    figures.iter().all(|figure| figure.is_finite() && *figure >= 0.0),
+                    "{row:?}"
+                );
             }
         }
         Err(error) => {
@@ -79,7 +85,8 @@ pub(crate) fn records(bytes: &[u8]) {
     }
 }
 
-/// A journal is refused, or what is whole of it says the same alone, and whatever a kill has left behind that changes nothing.
+/// A journal is refused, or what is whole of it says the same alone, and whatever a kill has left
+/// behind that changes nothing.
 pub(crate) fn journal(bytes: &[u8]) {
     let Some((results, good)) = journal::read(bytes) else { return };
     let whole = &bytes[..usize::try_from(good).expect("a part of the bytes")];

@@ -1,8 +1,10 @@
-//! Whatever takes bytes from elsewhere, against arbitrary bytes: each target takes some, gives them to a parser and checks what the
-//! parser promises. No panic on any thread, bounded memory and time, and what else is said at the target.
+//! Whatever takes bytes from elsewhere, against arbitrary bytes: each target takes some, gives them
+//! to a parser and checks what the parser promises. No panic on any thread, bounded memory and
+//! time, and what else is said at the target.
 //!
-//! `scripts/fuzz.py` builds these with counters in every branch and lets libFuzzer look for bytes that reach new ones. The tests of
-//! this package replay the corpora, and inputs that are like them, without that.
+//! `scripts/fuzz.py` builds these with counters in every branch and lets libFuzzer look for bytes
+//! that reach new ones. The tests of this package replay the corpora, and inputs that are like
+//! them, without that.
 
 mod aborts;
 mod access;

@@ -1,5 +1,6 @@
-//! `fuzz TARGET FILE…` gives files to a target, to reproduce a finding; `fuzz list` names the targets. In a build with counters
-//! `scripts/fuzz.py` runs it as a fuzzer, of the target that `TIDEPOOL_FUZZ_TARGET` names.
+//! `fuzz TARGET FILE…` gives files to a target, to reproduce a finding; `fuzz list` names the
+//! targets. In a build with counters `scripts/fuzz.py` runs it as a fuzzer, of the target that
+//! `TIDEPOOL_FUZZ_TARGET` names.
 
 use std::process::ExitCode;
 use tidepool_fuzz::{TARGETS, Target};
@@ -38,7 +39,8 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Never returns: libFuzzer, which has its arguments from `BOLERO_LIBFUZZER_ARGS`, ends the process.
+/// Never returns: libFuzzer, which has its arguments from `BOLERO_LIBFUZZER_ARGS`, ends the
+/// process.
 #[cfg(fuzzing_libfuzzer)]
 fn guided(target: &'static Target) {
     bolero::check!().for_each(|bytes: &[u8]| target.run(bytes));

@@ -1,5 +1,6 @@
-//! Large aligned memory is mapped as it is asked for. The system's heap zeroes it by writing to all of it, and most of a core's arena is
-//! never looked at here: cores are opened several times for each input.
+//! Large aligned memory is mapped as it is asked for. The system's heap zeroes it by writing to all
+//! of it, and most of a core's arena is never looked at here: cores are opened several times for
+//! each input.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::null_mut;
@@ -24,7 +25,8 @@ fn pages(layout: Layout) -> usize {
 /// Zeroed memory, aligned by giving back what stands before and behind it.
 fn map(layout: Layout) -> *mut u8 {
     let (len, align) = (pages(layout), layout.align().max(4096));
-    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let (protection, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping of no file is nobody's but ours.
     let mapped = unsafe { libc::mmap(null_mut(), len + align, protection, flags, -1, 0) };
     if mapped == libc::MAP_FAILED {
@@ -32,7 +34,8 @@ fn map(layout: Layout) -> *mut u8 {
     }
     let mapped = mapped.cast::<u8>();
     let before = mapped.align_offset(align);
-    // SAFETY: both parts are inside of the mapping, in whole pages, and outside of what is handed out.
+    // SAFETY: both parts are inside of the mapping, in whole pages, and outside of what is handed
+    // out.
     unsafe {
         if before > 0 {
             libc::munmap(mapped.cast(), before);
@@ -44,7 +47,8 @@ fn map(layout: Layout) -> *mut u8 {
     }
 }
 
-// SAFETY: memory is either the system allocator's or a mapping of its own, by its layout alone; both fulfil the contract.
+// SAFETY: memory is either the system allocator's or a mapping of its own, by its layout alone;
+// both fulfil the contract.
 unsafe impl GlobalAlloc for Mapping {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if is_large(layout) {

@@ -3,8 +3,8 @@
 use crate::input::Input;
 use tidepool_nbd::client::{self, Failure, Negotiated, Pipeline, Sink, Wanted};
 use tidepool_nbd::{
-    Command, Export, Handshake, Incoming, OPTION_BYTES_MAX, OPTIONS_MAX, Session, Step, WRITE_SKIP_BYTES_MAX,
-    wire,
+    Command, Export, Handshake, Incoming, OPTION_BYTES_MAX, OPTIONS_MAX, Session, Step,
+    WRITE_SKIP_BYTES_MAX, wire,
 };
 
 /// Longest reply to one option with the exports below, error message included.
@@ -20,7 +20,8 @@ fn exports() -> [Export<'static>; 3] {
     ]
 }
 
-/// What a client says, to the server's side: bounded output, bounded memory, progress; requests are in the export's range.
+/// What a client says, to the server's side: bounded output, bounded memory, progress; requests are
+/// in the export's range.
 pub(crate) fn server(bytes: &[u8]) {
     let mut output = Vec::new();
     let mut handshake = Handshake::new(&mut output);
@@ -37,7 +38,11 @@ pub(crate) fn server(bytes: &[u8]) {
         output.clear();
         let received = handshake.receive(&bytes[at..end], &exports[..], &mut output);
         assert!(output.len() <= REPLY_BYTES_MAX, "{} bytes in reply to one option", output.len());
-        assert!(handshake.buffered_bytes() <= BUFFER_BYTES_MAX, "{} bytes held", handshake.buffered_bytes());
+        assert!(
+            handshake.buffered_bytes() <= BUFFER_BYTES_MAX,
+            "{} bytes held",
+            handshake.buffered_bytes()
+        );
         calls += 1;
         assert!(calls <= OPTIONS_MAX as usize + bytes.len(), "calls without end");
         match received {
@@ -68,9 +73,13 @@ fn requests(session: &Session, mut bytes: &[u8]) {
             }
             Ok(Incoming::Execute(request)) => {
                 let end = request.offset.checked_add(u64::from(request.len));
-                assert!(end.is_some_and(|end| end <= session.size_bytes), "{request:?} is out of range");
+                assert!(
+                    end.is_some_and(|end| end <= session.size_bytes),
+                    "{request:?} is out of range"
+                );
                 assert!(session.flags & wire::FLAG_READ_ONLY == 0 || !request.command.writes());
-                // What is read into a request means the same when it is written again, flags that change nothing aside.
+                // What is read into a request means the same when it is written again, flags that
+                // change nothing aside.
                 let again = session.request(&request.encode()).expect("a request of ours");
                 assert_eq!(again, Incoming::Execute(request));
                 match request.command {
@@ -116,7 +125,10 @@ impl Sink for Promised {
     }
 
     fn completed(&mut self, tag: u64, result: Result<(), Failure>) {
-        assert!(!std::mem::replace(&mut self.over[tag as usize], true), "request {tag} is over twice");
+        assert!(
+            !std::mem::replace(&mut self.over[tag as usize], true),
+            "request {tag} is over twice"
+        );
         if let Err(failure) = result {
             one_line(&failure);
         }
@@ -157,7 +169,8 @@ fn wishes() -> [Wanted; 3] {
     [Wanted { contexts, ..Wanted::new("disk") }, Wanted::new("disk"), plain]
 }
 
-/// What a server says, to the client's side: bounded output, and what replies bring is inside of the requests.
+/// What a server says, to the client's side: bounded output, and what replies bring is inside of
+/// the requests.
 pub(crate) fn client(bytes: &[u8]) {
     for wanted in wishes() {
         use_server(wanted, bytes);
@@ -181,7 +194,8 @@ fn use_server(wanted: Wanted, mut bytes: &[u8]) {
     }
 }
 
-/// Replies alone, without a handshake to get through. The first byte says whether they are structured.
+/// Replies alone, without a handshake to get through. The first byte says whether they are
+/// structured.
 pub(crate) fn replies(bytes: &[u8]) {
     let mut input = Input(bytes);
     let structured = input.u8() & 1 == 1;
@@ -235,7 +249,11 @@ mod tests {
                 let mut handshake = client::Handshake::new(wanted).expect("a proper wish");
                 matches!(handshake.receive(&bytes, &mut Vec::new()), Ok((_, Some(_))))
             };
-            assert!(wishes().into_iter().any(through), "{} does not end its handshake", path.display());
+            assert!(
+                wishes().into_iter().any(through),
+                "{} does not end its handshake",
+                path.display()
+            );
         }
     }
 }

@@ -49,9 +49,9 @@ impl Tree {
     }
 }
 
-/// The first line is the image that another host names; of the others those with `=` are images of volumes of this host, the rest are
-/// listed. What is allowed is one of the former, or lies where one of the latter says. How the other host reaches it makes no
-/// difference.
+/// The first line is the image that another host names; of the others those with `=` are images of
+/// volumes of this host, the rest are listed. What is allowed is one of the former, or lies where
+/// one of the latter says. How the other host reaches it makes no difference.
 pub(crate) fn images(bytes: &[u8]) {
     thread_local!(static MADE: Tree = Tree::new());
     let Ok(text) = std::str::from_utf8(bytes) else { return };
@@ -86,7 +86,10 @@ pub(crate) fn images(bytes: &[u8]) {
             }
             // The way there may make it longer than a URI can be.
             let printed = uri.to_string();
-            assert!(printed.parse() == Ok(uri.clone()) || printed.len() > URI_BYTES_MAX, "{printed}");
+            assert!(
+                printed.parse() == Ok(uri.clone()) || printed.len() > URI_BYTES_MAX,
+                "{printed}"
+            );
             assert_eq!(without_way(&uri), without_way(&said));
             match &uri {
                 BackendUri::Rbd { pool, namespace, conf, id, .. } => {
@@ -96,12 +99,16 @@ pub(crate) fn images(bytes: &[u8]) {
                             if (pool, namespace, conf, id) == (&way.0, &way.1, &way.2, &way.3))
                     });
                     let known = own.iter().any(|own| {
-                        let BackendUri::Rbd { pool: p, namespace: n, conf: c, id: i, .. } = own else {
+                        let BackendUri::Rbd { pool: p, namespace: n, conf: c, id: i, .. } = own
+                        else {
                             return false;
                         };
                         (p, n, c, i) == (pool, namespace, conf, id)
                     });
-                    assert!(listed || known || (conf, id) == (&None, &None), "{uri} by another's way");
+                    assert!(
+                        listed || known || (conf, id) == (&None, &None),
+                        "{uri} by another's way"
+                    );
                 }
                 BackendUri::File { path, emulate, gate } => {
                     assert_eq!((emulate, gate), (&None, &None));
@@ -154,7 +161,8 @@ fn directories(listed: &[Images]) -> impl Iterator<Item = &PathBuf> {
 }
 
 fn may_name(said: &BackendUri, own: &[BackendUri], listed: &[Images]) -> bool {
-    // A slash within a name looks like one between two. That does no harm: what is reached then is this host's own image.
+    // A slash within a name looks like one between two. That does no harm: what is reached then is
+    // this host's own image.
     let image = |uri: &BackendUri| match uri {
         BackendUri::Rbd { snapshot, .. } => (uri.rbd_image(), snapshot.clone(), None),
         uri => (None, None, Some(without_way(uri))),
@@ -187,7 +195,8 @@ fn opened(path: &Path, flags: i32) -> Option<PathBuf> {
 /// A file that may be named is in a listed directory when it is opened.
 fn place(uri: &BackendUri, path: &Path, own: &[BackendUri], listed: &[Images]) {
     let checked = check_place(uri, own, listed);
-    let places: Vec<PathBuf> = directories(listed).filter_map(|d| opened(d, libc::O_DIRECTORY)).collect();
+    let places: Vec<PathBuf> =
+        directories(listed).filter_map(|d| opened(d, libc::O_DIRECTORY)).collect();
     let is_below = |path: &Path| places.iter().any(|place| names(path).starts_with(&names(place)));
     match checked {
         Ok(()) => {
@@ -195,7 +204,11 @@ fn place(uri: &BackendUri, path: &Path, own: &[BackendUri], listed: &[Images]) {
             assert!(directory.is_some_and(|directory| is_below(&directory)), "{uri}");
             if let Some(found) = opened(path, 0) {
                 let is_in = |place: &PathBuf| names(&found).len() > names(place).len();
-                assert!(is_below(&found) && places.iter().any(is_in), "{uri} is {}", found.display());
+                assert!(
+                    is_below(&found) && places.iter().any(is_in),
+                    "{uri} is {}",
+                    found.display()
+                );
             }
         }
         Err(line) => assert!(!line.contains('\n'), "not one line: {line:?}"),
@@ -209,8 +222,9 @@ const ROLES: [(Role, &str); 4] = [
     (Role::HandsOver, "hands-over"),
 ];
 
-/// The first line is a host, each of the others says what one may. A host has the roles that are written for it, and no others. What
-/// one without a role is told to write gives that role, to that host.
+/// The first line is a host, each of the others says what one may. A host has the roles that are
+/// written for it, and no others. What one without a role is told to write gives that role, to that
+/// host.
 pub(crate) fn allow(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let mut lines = text.split('\n').take(LINES_MAX);
@@ -287,8 +301,9 @@ const TAG_DNS_NAME: u8 = 0x82;
 const TAG_SEQUENCE: u8 = 0x30;
 const ED25519: &[u8] = &[TAG_SEQUENCE, 5, 6, 3, 0x2b, 0x65, 0x70];
 
-/// With a first byte of 0 a certificate, else one is made around what follows: the length of a common name, that name, and the names
-/// of the subject alternative name. A certificate is for those hosts alone that it has as DNS names, each of which is one host's.
+/// With a first byte of 0 a certificate, else one is made around what follows: the length of a
+/// common name, that name, and the names of the subject alternative name. A certificate is for
+/// those hosts alone that it has as DNS names, each of which is one host's.
 pub(crate) fn certificate(bytes: &[u8]) {
     let mut input = Input(bytes);
     if input.u8() == 0 {
@@ -299,14 +314,17 @@ pub(crate) fn certificate(bytes: &[u8]) {
                 input.0.windows(wanted.len()).any(|part| part == wanted)
             };
             let len = name.len() as u8;
-            assert!(has(&[TAG_DNS_NAME, len]) || has(&[TAG_DNS_NAME, 0x81, len]), "{name} is not there");
+            assert!(
+                has(&[TAG_DNS_NAME, len]) || has(&[TAG_DNS_NAME, 0x81, len]),
+                "{name} is not there"
+            );
         }
         return;
     }
     let len = usize::from(input.u8());
     let (common_name, alternative_names) = (input.bytes(len), input.0);
-    let [identity, again] =
-        [0, 1].map(|signature| Identity::of(&der(common_name, alternative_names, signature)[..].into()));
+    let [identity, again] = [0, 1]
+        .map(|signature| Identity::of(&der(common_name, alternative_names, signature)[..].into()));
     let Ok(identity) = identity else { return };
     assert!(again.is_ok_and(|again| again == identity), "the signature counts");
     let names = names_of(&identity);
@@ -396,7 +414,8 @@ fn dns_names(mut list: &[u8]) -> Vec<&[u8]> {
     names
 }
 
-/// A line of the list of revoked keys is 64 hexadecimal digits, whatever colons are between them, or none.
+/// A line of the list of revoked keys is 64 hexadecimal digits, whatever colons are between them,
+/// or none.
 pub(crate) fn revoked(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let plain = text.replace(':', "");

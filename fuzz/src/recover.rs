@@ -1,14 +1,16 @@
 //! What stands beside an image: its ownership record, and the header, note and frames of a redo.
 //!
-//! The files are written into a directory in memory, and everything that reads them is asked: the dry run, the recovery that
-//! only looks, the one that does it, and an opening.
+//! The files are written into a directory in memory, and everything that reads them is asked: the
+//! dry run, the recovery that only looks, the one that does it, and an opening.
 
 use crate::input::Input;
 use crate::redo;
 use std::cell::OnceCell;
 use std::fs;
 use std::path::{Path, PathBuf};
-use tidepool_backend::{BackendError, BackendUri, OpenOptions, OwnerState, Recovered, Release, check, open};
+use tidepool_backend::{
+    BackendError, BackendUri, OpenOptions, OwnerState, Recovered, Release, check, open,
+};
 use tidepool_engine::redo::FrameName;
 use tidepool_lab::Scratch;
 
@@ -35,7 +37,8 @@ struct Place {
 impl Place {
     fn new() -> Place {
         let memory = Path::new("/dev/shm");
-        let made = if memory.is_dir() { Scratch::new_in(memory, "fuzz") } else { Scratch::new("fuzz") };
+        let made =
+            if memory.is_dir() { Scratch::new_in(memory, "fuzz") } else { Scratch::new("fuzz") };
         let directory = made.expect("a directory");
         let uri = BackendUri::File { path: directory.join("i"), emulate: None, gate: None };
         Place { directory, uri }
@@ -66,15 +69,16 @@ impl Place {
     }
 }
 
-/// Documents, each ended by a zero byte: record, header, note. What follows patches the frame of the second group. The first
-/// byte says what is done beside looking.
+/// Documents, each ended by a zero byte: record, header, note. What follows patches the frame of
+/// the second group. The first byte says what is done beside looking.
 pub(crate) fn recover(bytes: &[u8]) {
     thread_local!(static PLACE: OnceCell<Place> = const { OnceCell::new() });
     let mut input = Input(bytes);
     let flags = input.u8();
     let mut parts = input.0.splitn(4, |byte| *byte == 0);
     let documents: Vec<&[u8]> = parts.by_ref().take(3).collect();
-    let mut frame = redo::whole(FrameName { uuid: UUID, generation: GENERATION, group: 2, frame: 0 });
+    let mut frame =
+        redo::whole(FrameName { uuid: UUID, generation: GENERATION, group: 2, frame: 0 });
     if let Some(patches) = parts.next() {
         redo::patch(&mut frame, &mut Input(patches));
     }
@@ -130,7 +134,10 @@ fn attempt(uri: &BackendUri, look_only: bool) -> Option<Recovered> {
 fn recover_for_good(place: &Place, looked: Option<Recovered>) {
     let done = attempt(&place.uri, false);
     if let (Some(looked), Some(done)) = (&looked, &done) {
-        assert_eq!((looked.exact, looked.groups, looked.bytes), (done.exact, done.groups, done.bytes));
+        assert_eq!(
+            (looked.exact, looked.groups, looked.bytes),
+            (done.exact, done.groups, done.bytes)
+        );
     }
     let size = fs::metadata(place.directory.join("i")).expect("an image").len();
     assert_eq!(size, IMAGE_BYTES);

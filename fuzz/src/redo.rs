@@ -48,7 +48,8 @@ pub(crate) fn patch(frame: &mut Vec<u8>, input: &mut Input<'_>) {
         frame[at..at + bytes.len()].copy_from_slice(bytes);
     }
     if flags & CONTENT != 0 {
-        let count = FrameHeader::read_from_prefix(frame).expect("a block has room for it").0.entries.get();
+        let count =
+            FrameHeader::read_from_prefix(frame).expect("a block has room for it").0.entries.get();
         let mut data = 1;
         for n in 0..usize::from(count) {
             let at = size_of::<FrameHeader>() + n * size_of::<Entry>();
@@ -72,7 +73,8 @@ pub(crate) fn patch(frame: &mut Vec<u8>, input: &mut Input<'_>) {
     }
 }
 
-/// What is read from a frame is written again as a frame that says the same; no other frame is taken for it.
+/// What is read from a frame is written again as a frame that says the same; no other frame is
+/// taken for it.
 pub(crate) fn frame(bytes: &[u8]) {
     let name = FrameName { uuid: [9; 16], generation: 3, group: 1, frame: 0 };
     let mut frame = whole(name);

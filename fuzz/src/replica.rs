@@ -4,8 +4,9 @@ use tidepool_replica::wire::{
     DATA_BYTES_MAX, GREETING_BYTES, Greeting, HEAD_BYTES_MAX, PREFIX_BYTES, Prefix,
 };
 
-/// A greeting and frames, one behind the other and without their data. The lengths that a prefix names are bounded before anything is
-/// kept for them, and what is understood is said again with the same bytes. The first byte tells whether checksums are made to fit.
+/// A greeting and frames, one behind the other and without their data. The lengths that a prefix
+/// names are bounded before anything is kept for them, and what is understood is said again with
+/// the same bytes. The first byte tells whether checksums are made to fit.
 pub fn wire(bytes: &[u8]) {
     let Some((&fit, rest)) = bytes.split_first() else { return };
     let Some((greeting, mut rest)) = rest.split_first_chunk::<GREETING_BYTES>() else { return };

@@ -1,4 +1,5 @@
-//! Short texts that people write: URIs, sizes, durations, names, addresses of peers, modes and allow lists of sockets.
+//! Short texts that people write: URIs, sizes, durations, names, addresses of peers, modes and
+//! allow lists of sockets.
 
 use std::fmt::{Debug, Display};
 use std::str::FromStr;

@@ -1,7 +1,9 @@
-//! The corpora without the fuzzer: what it has found and what it began with, and inputs that are close to these. The counters of
-//! `scripts/fuzz.py` are missing in this build, and its checks for overflow.
+//! The corpora without the fuzzer: what it has found and what it began with, and inputs that are
+//! close to these. The counters of `scripts/fuzz.py` are missing in this build, and its checks for
+//! overflow.
 //!
-//! A failure prints the input's path, or the seed in `TIDEPOOL_SEED` and the number of the input that it makes.
+//! A failure prints the input's path, or the seed in `TIDEPOOL_SEED` and the number of the input
+//! that it makes.
 
 use std::fs;
 use std::path::Path;
@@ -27,14 +29,17 @@ impl Random {
 
     /// An input that is like one of the corpus.
     fn input(&mut self, corpus: &[Vec<u8>], bytes_max: usize) -> Vec<u8> {
-        const NUMBERS: [&[u8]; 6] = [&[0; 8], &[0xff; 8], &[0; 2], &[0xff; 4], &[1, 0, 0, 0], &[0x80]];
+        const NUMBERS: [&[u8]; 6] =
+            [&[0; 8], &[0xff; 8], &[0; 2], &[0xff; 4], &[1, 0, 0, 0], &[0x80]];
         let mut bytes = self.pick(corpus).clone();
         for _ in 0..=self.below(CHANGES_MAX as usize) {
             let at = self.below(bytes.len() + 1);
             let end = (at + self.below(16)).min(bytes.len());
             match self.below(5) {
                 0 if at < bytes.len() => bytes[at] ^= 1 << self.below(8),
-                1 => drop(bytes.splice(at..end, NUMBERS[self.below(NUMBERS.len())].iter().copied())),
+                1 => {
+                    drop(bytes.splice(at..end, NUMBERS[self.below(NUMBERS.len())].iter().copied()))
+                }
                 2 => drop(bytes.drain(at..end)),
                 3 => drop(bytes.splice(at..at, bytes[at..end].to_vec())),
                 _ => {
@@ -61,7 +66,11 @@ fn run(name: &str, random_inputs: usize) {
     let mut corpus = Vec::new();
     for path in paths {
         let bytes = fs::read(&path).expect("a readable file");
-        assert!(bytes.len() <= target.bytes_max, "{} is longer than what is fuzzed", path.display());
+        assert!(
+            bytes.len() <= target.bytes_max,
+            "{} is longer than what is fuzzed",
+            path.display()
+        );
         // Of a failure, the last one is shown.
         println!("{}", path.display());
         target.run(&bytes);

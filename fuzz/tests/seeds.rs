@@ -1,5 +1,6 @@
-//! Writes the corpora's first inputs, as the real parts make them: `cargo test -p tidepool-fuzz --test seeds -- --ignored`. Those that
-//! stand in the repository in another form (examples, suites) and recorded conversations are copies.
+//! Writes the corpora's first inputs, as the real parts make them:
+//! `cargo test -p tidepool-fuzz --test seeds -- --ignored`. Those that stand in the repository in
+//! another form (examples, suites) and recorded conversations are copies.
 
 use std::fs;
 use std::path::Path;
@@ -49,7 +50,8 @@ fn replicas() {
     let holds = Some(Holds { generation: 3, base: 10, logged: 15, stable: 12 });
     let room = Room { bytes: 8 << 20, ranges: 64 };
     let record = Record::of_block(&block).expect("a record");
-    let call = Call { cache: 1, boot: 2, generation: 3, host: "h1", name: "vm-1", image: "rbd:pool/vm-1" };
+    let call =
+        Call { cache: 1, boot: 2, generation: 3, host: "h1", name: "vm-1", image: "rbd:pool/vm-1" };
     let owner = [
         Message::Hello { call, lease_ns: LEASE_V1_NS },
         Message::Hello { call, lease_ns: 5_000_000_000 },
@@ -94,7 +96,8 @@ fn replicas() {
     }
 }
 
-/// To the requests of the target: reads, a block status, a flush, a write and a trim, with cookies from 0.
+/// To the requests of the target: reads, a block status, a flush, a write and a trim, with cookies
+/// from 0.
 fn replies() {
     let mut head = [0; reply::HEAD_BYTES_MAX];
     let mut conversation = vec![0];
@@ -197,7 +200,8 @@ fn frames() {
     write("redo_frame", "far-away", &patch(1, 56, &[0xff; 6]));
 }
 
-/// The documents of an image whose cache was killed with two groups committed, and what becomes of it.
+/// The documents of an image whose cache was killed with two groups committed, and what becomes of
+/// it.
 fn documents() {
     let directory = Scratch::new("seeds").expect("a directory");
     let image = directory.join("i");
@@ -211,14 +215,19 @@ fn documents() {
         let bytes = fs::read(directory.join(format!("i.tidepool{suffix}"))).expect("a document");
         let mut value: serde_json::Value = serde_json::from_slice(&bytes).expect("JSON");
         for name in ["host", "boot_id"] {
-            value.as_object_mut().expect("an object").entry(name).and_modify(|text| *text = "h".into());
+            value
+                .as_object_mut()
+                .expect("an object")
+                .entry(name)
+                .and_modify(|text| *text = "h".into());
         }
         value
     };
     let (mut record, mut header) = (read(""), read("-redo"));
     record["time_unix_s"] = 1_700_000_000.into();
     header["cut_unix_ms"] = 1_700_000_000_000u64.into();
-    let groups: Vec<_> = (1..=2).map(|group| serde_json::json!({"group": group, "frames": 1})).collect();
+    let groups: Vec<_> =
+        (1..=2).map(|group| serde_json::json!({"group": group, "frames": 1})).collect();
     (header["groups"], header["next"], header["sequence"]) = (groups.into(), 3.into(), 20.into());
     // The cache of the target has everything up to 20.
     let note = |durable: u64| {
@@ -227,9 +236,10 @@ fn documents() {
             "time_unix_ms": 1_700_000_000_500u64,
         })
     };
-    let with_note = |flags: u8, durable: u64, record: &serde_json::Value, header: &serde_json::Value| {
-        format!("{}{record}\0{header}\0{}\0", char::from(flags), note(durable)).into_bytes()
-    };
+    let with_note =
+        |flags: u8, durable: u64, record: &serde_json::Value, header: &serde_json::Value| {
+            format!("{}{record}\0{header}\0{}\0", char::from(flags), note(durable)).into_bytes()
+        };
     let input = |flags: u8, record: &serde_json::Value, header: &serde_json::Value| {
         with_note(flags, 20, record, header)
     };
@@ -238,10 +248,15 @@ fn documents() {
     write("recover", "open", &input(6, &record, &header));
     write("recover", "cache-is-behind", &with_note(6, 21, &record, &header));
     write("recover", "another-cache", &input(10, &record, &header));
-    write("recover", "frame-damaged", &[&input(0, &record, &header)[..], &[2, 0, 0, 0, 0, 1, 7]].concat());
+    write(
+        "recover",
+        "frame-damaged",
+        &[&input(0, &record, &header)[..], &[2, 0, 0, 0, 0, 1, 7]].concat(),
+    );
     let mut released = record.clone();
     released["state"] = "clean".into();
-    released["stamp"] = serde_json::json!({"file": {"size_bytes": 262_144, "inode": 7, "mtime_ns": 1}});
+    released["stamp"] =
+        serde_json::json!({"file": {"size_bytes": 262_144, "inode": 7, "mtime_ns": 1}});
     write("recover", "released", &input(2, &released, &header));
     let mut full = record.clone();
     for (name, value) in [("peer", "p"), ("client", "10.0.0.1:0/7"), ("superseded", "it failed")] {
@@ -307,7 +322,8 @@ drain = "grouped"
 fn requests() {
     let with = |method: &str, path: &str, body: &str| {
         let len = body.len();
-        format!("{method} {path} HTTP/1.1\r\nhost: t\r\ncontent-length: {len}\r\n\r\n{body}").into_bytes()
+        format!("{method} {path} HTTP/1.1\r\nhost: t\r\ncontent-length: {len}\r\n\r\n{body}")
+            .into_bytes()
     };
     let add = r#"{"name":"vm1","backend":"file:/x","mode":"write-back","accept_loss":"5s","dirty_max":"1GiB","read_only":false,"drain":"grouped"}"#;
     for (name, request) in [
@@ -366,15 +382,20 @@ fn peers() {
         ("nobody-named", "h9"),
         ("roles", "h3\nh2\nH3=holds-copies\nh3=hands-over+takes-over"),
         ("another", "h4\nh3=sends-copies"),
-        ("wrong", "h2\n=holds-copies\nh2=\nh2=all\nh 2\nh2=holds-copies,hands-over\nh2=takes-over+"),
+        (
+            "wrong",
+            "h2\n=holds-copies\nh2=\nh2=all\nh 2\nh2=holds-copies,hands-over\nh2=takes-over+",
+        ),
     ] {
         write("peer_allow", name, text.as_bytes());
     }
     let plain = "00ff".repeat(16);
     let colons = "A0:FF:".repeat(16);
-    for (name, text) in
-        [("plain", &plain[..]), ("colons", colons.trim_end_matches(':')), ("long", &"0f".repeat(33))]
-    {
+    for (name, text) in [
+        ("plain", &plain[..]),
+        ("colons", colons.trim_end_matches(':')),
+        ("long", &"0f".repeat(33)),
+    ] {
         write("peer_revoked", name, text.as_bytes());
     }
     // Tags of a DNS name, an address, a mail address and a URI.
@@ -391,7 +412,11 @@ fn peers() {
         ("host", "h1", &[(0x82, &b"h1"[..]), (0x82, b"H1.example.")][..]),
         ("common-name", "h1", &[]),
         ("address", "h1", &[(0x87, &[10, 0, 0, 1]), (0x82, b"10.0.0.1"), (0x82, b"[::1]")]),
-        ("wildcard", "h1", &[(0x82, b"*.a.example"), (0x82, b"*"), (0x82, b"h*.example"), (0x82, b"a.*.b")]),
+        (
+            "wildcard",
+            "h1",
+            &[(0x82, b"*.a.example"), (0x82, b"*"), (0x82, b"h*.example"), (0x82, b"a.*.b")],
+        ),
         ("other-kinds", "h1", &[(0x81, b"a@h2"), (0x86, b"spiffe://x/h3"), (0x82, b"h_4.x-y")]),
         (
             "no-names",
@@ -431,7 +456,8 @@ fn sockets() {
         ("stars", "cgroup:/****x\x000::/".to_owned() + &"7".repeat(40)),
         (
             "wrong",
-            "cgroup:/\ncgroup:/a/\ncgroup:/a/../b\ncgroup:/*****\nuid:a/b\nuid:+0\nuid:4294967295".to_owned(),
+            "cgroup:/\ncgroup:/a/\ncgroup:/a/../b\ncgroup:/*****\nuid:a/b\nuid:+0\nuid:4294967295"
+                .to_owned(),
         ),
     ] {
         write("socket_allow", name, text.as_bytes());
@@ -465,7 +491,9 @@ fn fences() {
 
 fn aborts() {
     let line = |time_unix_ms: u64, cache: &str, volume: &str| {
-        serde_json::json!({"time_unix_ms": time_unix_ms, "cache": cache, "volume": volume}).to_string() + "\n"
+        serde_json::json!({"time_unix_ms": time_unix_ms, "cache": cache, "volume": volume})
+            .to_string()
+            + "\n"
     };
     let three = line(1_000_000, "c", "a") + &line(1_200_000, "c", "a") + &line(1_600_000, "c", "a");
     for (name, text) in [
@@ -474,7 +502,10 @@ fn aborts() {
         ("another-clock", "1500000\n".to_owned() + &three),
         (
             "several",
-            "1700000\n".to_owned() + &three + &line(1_650_000, "c", "b") + &line(1_650_000, "d", "a"),
+            "1700000\n".to_owned()
+                + &three
+                + &line(1_650_000, "c", "b")
+                + &line(1_650_000, "d", "a"),
         ),
         ("last-times", "18446744073709551615\n".to_owned() + &line(u64::MAX, "c", "a").repeat(3)),
         ("nonsense", "5\nnonsense\n{\"time_unix_ms\":1}\n\0\n".to_owned() + &line(1, "c", "a\nb")),

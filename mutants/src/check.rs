@@ -20,7 +20,8 @@ pub fn errors(tree: &Path, package: &str) -> Result<Vec<Error>, String> {
     let output = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()))
         .args(["check", "--release", "--message-format=json", "-p", package])
         .current_dir(tree)
-        // The mutants are numbers also in functions that the compiler may evaluate, which only it may do otherwise.
+        // The mutants are numbers also in functions that the compiler may evaluate, which only it
+        // may do otherwise.
         .env("RUSTC_BOOTSTRAP", "1")
         .stderr(Stdio::piped())
         .output()
@@ -33,9 +34,13 @@ pub fn errors(tree: &Path, package: &str) -> Result<Vec<Error>, String> {
             continue;
         }
         let code = message["code"]["code"].as_str().unwrap_or("");
-        let text = format!("{code} {}", message["message"].as_str().unwrap_or("")).trim().to_owned();
-        for span in
-            message["spans"].as_array().into_iter().flatten().filter(|span| span["is_primary"] == true)
+        let text =
+            format!("{code} {}", message["message"].as_str().unwrap_or("")).trim().to_owned();
+        for span in message["spans"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter(|span| span["is_primary"] == true)
         {
             let number = |key: &str| span[key].as_u64().unwrap_or(0) as usize;
             errors.push(Error {

@@ -39,7 +39,8 @@ pub struct Mutant {
 
 /// The list in `path`.
 pub fn read(path: &Path) -> Result<Vec<Mutant>, String> {
-    let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let text =
+        std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let list: Vec<Value> =
         serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
     list.iter().map(|value| mutant(value).ok_or_else(|| format!("not a mutant: {value}"))).collect()

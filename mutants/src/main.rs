@@ -1,8 +1,9 @@
 //! Puts all mutants of one crate into one build: `tidepool-mutants LIST TREE PACKAGE RESULT`.
 //!
-//! LIST is what `cargo mutants --list --json` says of the sources in the directory TREE, which is a copy of the
-//! repository that this changes: afterwards mutant N of the list (from 1 on) takes effect where the environment
-//! says `MUTANT=N`. RESULT gets one line of JSON for each mutant that did not become part of the build, with the reason.
+//! LIST is what `cargo mutants --list --json` says of the sources in the directory TREE, which is a
+//! copy of the repository that this changes: afterwards mutant N of the list (from 1 on) takes
+//! effect where the environment says `MUTANT=N`. RESULT gets one line of JSON for each mutant that
+//! did not become part of the build, with the reason.
 
 mod check;
 mod list;
@@ -44,10 +45,12 @@ fn run(list: &Path, tree: &Path, package: &str, result: &Path) -> Result<(), Str
     let mutants = list::read(list)?;
     let mut sources = BTreeMap::new();
     for file in mutants.iter().map(|mutant| &mutant.file).collect::<BTreeSet<_>>() {
-        let text = std::fs::read_to_string(tree.join(file)).map_err(|error| format!("{file}: {error}"))?;
+        let text =
+            std::fs::read_to_string(tree.join(file)).map_err(|error| format!("{file}: {error}"))?;
         sources.insert(file.clone(), wrap::Source::new(file, text, &mutants)?);
     }
-    let root = mutants.first().map(|mutant| crate_root(&mutant.file)).ok_or("there is no mutant")?;
+    let root =
+        mutants.first().map(|mutant| crate_root(&mutant.file)).ok_or("there is no mutant")?;
     render::add_module(&tree.join(&root), mutants.len())?;
     if sources.contains_key(&root) {
         return Err(format!("{root} has mutants of its own, which this cannot do"));
@@ -58,7 +61,8 @@ fn run(list: &Path, tree: &Path, package: &str, result: &Path) -> Result<(), Str
         let mut written = BTreeMap::new();
         for (file, source) in &sources {
             let rendered = render::render(source, &dropped);
-            std::fs::write(tree.join(file), &rendered.text).map_err(|error| format!("{file}: {error}"))?;
+            std::fs::write(tree.join(file), &rendered.text)
+                .map_err(|error| format!("{file}: {error}"))?;
             written.insert(file.clone(), rendered);
         }
         let errors = check::errors(tree, package)?;
@@ -68,7 +72,9 @@ fn run(list: &Path, tree: &Path, package: &str, result: &Path) -> Result<(), Str
         }
         let before = (dropped.unviable.len(), dropped.incomparable.len());
         for error in &errors {
-            let hit = written.get(&error.file).and_then(|rendered| rendered.innermost(error.bytes.clone()));
+            let hit = written
+                .get(&error.file)
+                .and_then(|rendered| rendered.innermost(error.bytes.clone()));
             match hit {
                 Some(hit) if hit.comparison => dropped.incomparable.extend(&hit.mutants),
                 Some(hit) => hit.mutants.iter().for_each(|&number| {
@@ -101,13 +107,18 @@ fn report(
         let source = &sources[&mutant.file];
         let (state, why) = match dropped.unviable.get(&number) {
             Some(message) => ("unviable", message.as_str()),
-            None if source.unviable.contains(&number) => ("unviable", "the match has no arm for everything"),
+            None if source.unviable.contains(&number) => {
+                ("unviable", "the match has no arm for everything")
+            }
             None if source.constant.contains(&number) => ("constant", "evaluated by the compiler"),
-            None if !source.found.contains(&number) => ("unviable", "a condition with a `let` has no `||`"),
+            None if !source.found.contains(&number) => {
+                ("unviable", "a condition with a `let` has no `||`")
+            }
             None => continue,
         };
         let line = serde_json::json!({ "mutant": number, "name": mutant.name, "state": state, "why": why });
         lines.push_str(&format!("{line}\n"));
     }
-    std::fs::write(PathBuf::from(result), lines).map_err(|error| format!("{}: {error}", result.display()))
+    std::fs::write(PathBuf::from(result), lines)
+        .map_err(|error| format!("{}: {error}", result.display()))
 }

@@ -1,7 +1,7 @@
 //! Which mutant is in force: the one whose number is in the environment's MUTANT.
 //!
-//! With MUTANT=record none is, and at exit the numbers of those that would have changed something are written to the
-//! file that MUTANT_REACHED names.
+//! With MUTANT=record none is, and at exit the numbers of those that would have changed something
+//! are written to the file that MUTANT_REACHED names.
 
 use std::intrinsics::const_eval_select;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -17,7 +17,8 @@ unsafe extern "C" {
     fn atexit(function: extern "C" fn()) -> i32;
 }
 
-// SAFETY: the loader calls the functions in this section before `main`, with arguments that `begin` does not take.
+// SAFETY: the loader calls the functions in this section before `main`, with arguments that `begin`
+// does not take.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static BEGIN: extern "C" fn() = begin;

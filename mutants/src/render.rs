@@ -33,8 +33,9 @@ pub struct Rendered {
 impl Rendered {
     /// The smallest stretch around `bytes`.
     pub fn innermost(&self, bytes: Range<usize>) -> Option<&Stretch> {
-        let around =
-            |stretch: &&Stretch| stretch.bytes.start <= bytes.start && stretch.bytes.end >= bytes.end;
+        let around = |stretch: &&Stretch| {
+            stretch.bytes.start <= bytes.start && stretch.bytes.end >= bytes.end
+        };
         self.stretches.iter().filter(around).min_by_key(|stretch| stretch.bytes.len())
     }
 
@@ -51,7 +52,13 @@ pub fn render(source: &Source, dropped: &Dropped) -> Rendered {
 }
 
 /// Writes a stretch of the source with the mutants in it, which begin with wrap `first`.
-fn stretch(source: &Source, dropped: &Dropped, range: Range<usize>, first: usize, rendered: &mut Rendered) {
+fn stretch(
+    source: &Source,
+    dropped: &Dropped,
+    range: Range<usize>,
+    first: usize,
+    rendered: &mut Rendered,
+) {
     let mut position = range.start;
     for (index, wrap) in source.wraps.iter().enumerate().skip(first) {
         if wrap.range.start >= range.end {
@@ -67,9 +74,19 @@ fn stretch(source: &Source, dropped: &Dropped, range: Range<usize>, first: usize
     rendered.text.push_str(&source.text[position..range.end]);
 }
 
-fn write_wrap(source: &Source, dropped: &Dropped, wrap: &Wrap, index: usize, rendered: &mut Rendered) {
-    let left: Vec<usize> =
-        wrap.mutants.iter().copied().filter(|number| !dropped.unviable.contains_key(number)).collect();
+fn write_wrap(
+    source: &Source,
+    dropped: &Dropped,
+    wrap: &Wrap,
+    index: usize,
+    rendered: &mut Rendered,
+) {
+    let left: Vec<usize> = wrap
+        .mutants
+        .iter()
+        .copied()
+        .filter(|number| !dropped.unviable.contains_key(number))
+        .collect();
     if left.is_empty() {
         return stretch(source, dropped, wrap.range.clone(), index + 1, rendered);
     }
@@ -85,7 +102,9 @@ fn write_wrap(source: &Source, dropped: &Dropped, wrap: &Wrap, index: usize, ren
             }
             Part::Compare(number, text) if left.contains(number) => {
                 match dropped.incomparable.contains(number) {
-                    true => rendered.text.push_str(&format!("crate::mutant::note({number}, true); ")),
+                    true => {
+                        rendered.text.push_str(&format!("crate::mutant::note({number}, true); "))
+                    }
                     false => rendered.text.push_str(text),
                 }
                 rendered.note(start, vec![*number], true);
@@ -99,7 +118,8 @@ fn write_wrap(source: &Source, dropped: &Dropped, wrap: &Wrap, index: usize, ren
 /// Writes the module that says which mutant is in force, and names it in the crate's root.
 pub fn add_module(root: &Path, mutants: usize) -> Result<(), String> {
     let failed = |error| format!("{}: {error}", root.display());
-    let text = MODULE.replace("MUTANTS_MAX: usize = 0", &format!("MUTANTS_MAX: usize = {}", mutants + 1));
+    let text =
+        MODULE.replace("MUTANTS_MAX: usize = 0", &format!("MUTANTS_MAX: usize = {}", mutants + 1));
     std::fs::write(root.with_file_name("mutant.rs"), text).map_err(failed)?;
     let text = std::fs::read_to_string(root).map_err(failed)?;
     std::fs::write(root, format!("{ROOT_PREFIX}{text}\nmod mutant;\n")).map_err(failed)

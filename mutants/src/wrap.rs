@@ -49,11 +49,13 @@ impl Source {
     pub fn new(file: &str, text: String, mutants: &[Mutant]) -> Result<Source, String> {
         let syntax = syn::parse_file(&text).map_err(|error| format!("{file}: {error}"))?;
         let mut at: HashMap<(Genre, Place), Vec<usize>> = HashMap::new();
-        for (index, mutant) in mutants.iter().enumerate().filter(|(_, mutant)| mutant.file == file) {
+        for (index, mutant) in mutants.iter().enumerate().filter(|(_, mutant)| mutant.file == file)
+        {
             at.entry((mutant.genre, mutant.start)).or_default().push(index + 1);
         }
         let (constant, unviable) = Default::default();
-        let mut finder = Finder { mutants, at, wraps: Vec::new(), constants: 0, constant, unviable };
+        let mut finder =
+            Finder { mutants, at, wraps: Vec::new(), constants: 0, constant, unviable };
         finder.visit_file(&syntax);
         let Finder { mut wraps, constant, unviable, .. } = finder;
         // A stable sort: what is around something of the same extent was found first.
@@ -118,7 +120,8 @@ impl Finder<'_> {
             return;
         }
         let range = first.span().byte_range().start..last.span().byte_range().end;
-        let opaque = matches!(output, ReturnType::Type(_, of) if matches!(**of, Type::ImplTrait(_)));
+        let opaque =
+            matches!(output, ReturnType::Type(_, of) if matches!(**of, Type::ImplTrait(_)));
         let mut parts = vec![text(format!("if !crate::mutant::off({}) {{", bounds(&mutants)))];
         for &number in &mutants {
             let value = self.replacement(number);
@@ -295,7 +298,8 @@ impl Finder<'_> {
                 for &number in guards.iter().filter(|&&number| self.replacement(number) == "true") {
                     parts.push(Part::Only(number, format!("crate::mutant::on({number}) || ")));
                 }
-                for &number in guards.iter().filter(|&&number| self.replacement(number) == "false") {
+                for &number in guards.iter().filter(|&&number| self.replacement(number) == "false")
+                {
                     parts.push(Part::Only(number, format!("!crate::mutant::on({number}) && ")));
                 }
                 parts.extend([text("{ let r = "), source(guard), text("; ")]);
@@ -311,7 +315,8 @@ impl Finder<'_> {
                 self.wrap(guard.span().byte_range(), all, parts);
             }
             None => {
-                let parts = vec![source(&node.pat), text(" if "), without(deleted[0]), text("true ")];
+                let parts =
+                    vec![source(&node.pat), text(" if "), without(deleted[0]), text("true ")];
                 self.wrap(node.pat.span().byte_range(), deleted, parts);
             }
         }
@@ -320,7 +325,8 @@ impl Finder<'_> {
     fn structure(&mut self, node: &syn::ExprStruct) {
         let Some(rest) = &node.rest else { return };
         let path = matches!(**rest, Expr::Path(_));
-        let base = if path { rest.span().source_text().unwrap_or_default() } else { "rest_of_it".into() };
+        let base =
+            if path { rest.span().source_text().unwrap_or_default() } else { "rest_of_it".into() };
         let first = self.wraps.len();
         for field in &node.fields {
             let mutants = self.take(Genre::StructField, field.span());
@@ -335,7 +341,8 @@ impl Finder<'_> {
             parts.extend(value);
             self.wrap(field.span().byte_range(), mutants, parts);
         }
-        let mutants: Vec<usize> = self.wraps[first..].iter().flat_map(|wrap| wrap.mutants.clone()).collect();
+        let mutants: Vec<usize> =
+            self.wraps[first..].iter().flat_map(|wrap| wrap.mutants.clone()).collect();
         if !path && !mutants.is_empty() {
             let (all, rest) = (node.span().byte_range(), rest.span().byte_range());
             let parts = vec![
@@ -375,7 +382,10 @@ fn assigns(op: &BinOp) -> bool {
 }
 
 fn compares(op: &BinOp) -> bool {
-    matches!(op, BinOp::Eq(_) | BinOp::Lt(_) | BinOp::Le(_) | BinOp::Ne(_) | BinOp::Ge(_) | BinOp::Gt(_))
+    matches!(
+        op,
+        BinOp::Eq(_) | BinOp::Lt(_) | BinOp::Le(_) | BinOp::Ne(_) | BinOp::Ge(_) | BinOp::Gt(_)
+    )
 }
 
 impl<'ast> Visit<'ast> for Finder<'_> {

@@ -1,6 +1,8 @@
-//! Bytes on the cache device change: a bad clean block is fetched again, a bad dirty block reads as an error and nothing else does.
+//! Bytes on the cache device change: a bad clean block is fetched again, a bad dirty block reads as
+//! an error and nothing else does.
 //!
-//! Blocks are found on the device by their content, which is unique, so that the tests know nothing of the format.
+//! Blocks are found on the device by their content, which is unique, so that the tests know nothing
+//! of the format.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -18,14 +20,17 @@ fn block(seed: u64, number: u64) -> Vec<u8> {
     let mut data = vec![0; BLOCK_BYTES];
     for (index, sector) in data.chunks_exact_mut(SECTOR_BYTES).enumerate() {
         let sector_number = number * (BLOCK_BYTES / SECTOR_BYTES) as u64 + index as u64;
-        Stamp { origin: Origin { seed, volume: 1 }, sector: sector_number, version: 1 }.fill(sector);
+        Stamp { origin: Origin { seed, volume: 1 }, sector: sector_number, version: 1 }
+            .fill(sector);
     }
     data
 }
 
-/// Changes one bit of every copy of `content` in the cache file, at `place` of each; returns the number of copies.
+/// Changes one bit of every copy of `content` in the cache file, at `place` of each; returns the
+/// number of copies.
 fn rot(cache: &Path, content: &[u8], place: usize) -> usize {
-    let file = std::fs::OpenOptions::new().read(true).write(true).open(cache).expect("the cache file");
+    let file =
+        std::fs::OpenOptions::new().read(true).write(true).open(cache).expect("the cache file");
     let all = std::fs::read(cache).expect("the cache file");
     let mut copies = 0;
     for (index, found) in all.chunks(BLOCK_BYTES).enumerate() {
@@ -58,7 +63,10 @@ fn g7_a_rotten_clean_block_is_fetched_again_while_the_daemon_runs() {
     }
     let mut client = rig.client().expect("connect");
     for number in 0..64 {
-        assert_eq!(client.read(number * BLOCK_BYTES as u64, BLOCK_BYTES).expect("read"), block(seed, number));
+        assert_eq!(
+            client.read(number * BLOCK_BYTES as u64, BLOCK_BYTES).expect("read"),
+            block(seed, number)
+        );
     }
     assert!(rig.volume_number("corrupt_blocks") >= 3, "nothing is silent");
     assert_eq!(rig.volume_number("lost_blocks"), 0);
@@ -76,7 +84,10 @@ fn g7_a_rotten_clean_block_is_fetched_again_after_a_restart() {
     rig.daemon.start().expect("it starts again");
     let mut client = rig.client().expect("connect");
     for number in 0..64 {
-        assert_eq!(client.read(number * BLOCK_BYTES as u64, BLOCK_BYTES).expect("read"), block(seed, number));
+        assert_eq!(
+            client.read(number * BLOCK_BYTES as u64, BLOCK_BYTES).expect("read"),
+            block(seed, number)
+        );
     }
 }
 
@@ -118,7 +129,10 @@ fn g7_a_rotten_dirty_block_reads_as_an_error_until_it_is_overwritten() {
         .expect("it drains");
     let image = std::fs::read(rig.image()).expect("the image");
     let at = bad as usize * BLOCK_BYTES;
-    assert!(image[at..at + BLOCK_BYTES].iter().all(|&byte| byte == 0), "a bad block is never drained");
+    assert!(
+        image[at..at + BLOCK_BYTES].iter().all(|&byte| byte == 0),
+        "a bad block is never drained"
+    );
     assert_eq!(image[at + BLOCK_BYTES..at + 2 * BLOCK_BYTES], block(seed, bad + 1));
     let mut client = rig.client().expect("connect");
     client.write(bad * BLOCK_BYTES as u64, &block(seed, bad)).expect("overwrite");
@@ -158,7 +172,11 @@ fn one_bad_copy_of_the_superblock_is_survived_and_two_are_refused() {
     let mut rig = Rig::with_file(64 * MIB, 128 * MIB).expect("the daemon starts");
     write_blocks(&rig, seed, 16);
     rig.daemon.kill().expect("kill");
-    let file = std::fs::OpenOptions::new().read(true).write(true).open(&rig.cache).expect("the cache file");
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&rig.cache)
+        .expect("the cache file");
     let mut first = [0; BLOCK_BYTES];
     file.read_exact_at(&mut first, 0).expect("read");
     file.write_all_at(&[0x5a; BLOCK_BYTES], 0).expect("write");
@@ -185,17 +203,20 @@ fn one_bad_copy_of_the_superblock_is_survived_and_two_are_refused() {
     assert_eq!(std::fs::read(&rig.cache).expect("the cache file"), before, "nothing is touched");
 }
 
-/// One of a pair's hosts has a block whose only copy in its cache is bad, and the image does not have it yet.
+/// One of a pair's hosts has a block whose only copy in its cache is bad, and the image does not
+/// have it yet.
 #[test]
 fn g7_a_rotten_dirty_block_comes_back_from_the_second_copy() {
     let _turn = one_at_a_time();
-    let options = PairOptions { cache_bytes: 64 * MIB, image: Err(32 * MIB), ..PairOptions::default() };
+    let options =
+        PairOptions { cache_bytes: 64 * MIB, image: Err(32 * MIB), ..PairOptions::default() };
     let mut pair = Pair::new(&options).expect("two hosts in sync");
     let number = |pair: &Pair, key: &str| {
         let volume = pair.owner().volume().expect("status").expect("the volume");
         volume["counters"][key].as_u64().or(volume[key].as_u64()).expect("a figure")
     };
-    // Two seconds after a write the image has it: then there was nothing to repair, and it is tried again.
+    // Two seconds after a write the image has it: then there was nothing to repair, and it is tried
+    // again.
     for round in 0..20 {
         let seed = rng::seed(54 + round);
         let mut client = Client::connect(&pair.owner().socket, VOLUME).expect("connect");
@@ -203,7 +224,10 @@ fn g7_a_rotten_dirty_block_comes_back_from_the_second_copy() {
             client.write(at * BLOCK_BYTES as u64, &block(seed, at)).expect("write");
         }
         for at in [3, 4, 11] {
-            assert!(rot(&pair.owner().cache, &block(seed, at), 100) > 0, "the block is in the cache");
+            assert!(
+                rot(&pair.owner().cache, &block(seed, at), 100) > 0,
+                "the block is in the cache"
+            );
         }
         for at in 0..16 {
             let found = client.read(at * BLOCK_BYTES as u64, BLOCK_BYTES).expect("read");

@@ -52,7 +52,9 @@ fn a_converted_disk_image_is_what_rbd_export_gives_after_the_drain() {
     // Three quarters data, one quarter zeros.
     for chunk in data.chunks_mut(64 << 10) {
         if rng.chance(75) {
-            chunk.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&rng.word().to_le_bytes()));
+            chunk
+                .chunks_exact_mut(8)
+                .for_each(|word| word.copy_from_slice(&rng.word().to_le_bytes()));
         }
     }
     std::fs::write(&source, &data).expect("a disk image");
@@ -89,7 +91,8 @@ fn with_a_stopped_osd_the_daemon_ends_in_time_and_the_next_start_takes_the_image
     let cluster = Cluster::up(&ClusterOptions::for_tests()).expect("a cluster");
     let size_bytes = 64 * MIB;
     let mut rig = rig(&cluster, "unreleased", size_bytes, 64 * MIB);
-    let mut workload = rig.workload(WorkloadOptions::new(rng::seed(86), size_bytes)).expect("connect");
+    let mut workload =
+        rig.workload(WorkloadOptions::new(rng::seed(86), size_bytes)).expect("connect");
     workload.run(200).expect("a run");
     rig.admin.drain(VOLUME).expect("drain");
     workload.disconnect().expect("goodbye");
@@ -103,7 +106,9 @@ fn with_a_stopped_osd_the_daemon_ends_in_time_and_the_next_start_takes_the_image
     // An OSD that stood still may leave a client without an answer until it gives up.
     let locks = (0..3).find_map(|_| cluster.rbd(&["lock", "ls", "unreleased"]).ok());
     assert_ne!(locks.expect("rbd lock ls"), "");
-    cluster.rbd(&["bench", "--io-type", "write", "--io-total", "4K", "unreleased"]).expect_err("guarded");
+    cluster
+        .rbd(&["bench", "--io-type", "write", "--io-total", "4K", "unreleased"])
+        .expect_err("guarded");
     rig.daemon.start().expect("its own cache takes it back");
     let data = rig.client().expect("connect").read(0, 65536).expect("read");
     assert!(data.iter().all(|byte| *byte == 7), "nothing is lost");
@@ -116,14 +121,17 @@ fn a_removed_volume_is_a_plain_image_that_others_can_write() {
     let (cluster, _turn) = (Cluster::for_test().expect("a cluster"), one_at_a_time());
     let size_bytes = 64 * MIB;
     let mut rig = rig(&cluster, "plain", size_bytes, 64 * MIB);
-    let mut workload = rig.workload(WorkloadOptions::new(rng::seed(84), size_bytes)).expect("connect");
+    let mut workload =
+        rig.workload(WorkloadOptions::new(rng::seed(84), size_bytes)).expect("connect");
     workload.run(500).expect("a run");
     workload.disconnect().expect("goodbye");
     rig.admin.call("DELETE", &format!("/v1/volumes/{VOLUME}"), None).expect("it is given back");
     rig.verify_export(&cluster, "plain", &mut workload).expect("the image is what was written");
     let locks = cluster.rbd(&["lock", "ls", "plain"]).expect("rbd lock ls");
     assert_eq!(locks, "", "no lock is left");
-    cluster.rbd(&["bench", "--io-type", "write", "--io-total", "1M", "plain"]).expect("anybody can write");
+    cluster
+        .rbd(&["bench", "--io-type", "write", "--io-total", "1M", "plain"])
+        .expect("anybody can write");
     assert!(rig.daemon.terminate().expect("it ends").success());
 }
 
@@ -159,7 +167,11 @@ fn an_image_in_use_by_another_client_is_refused_on_one_line() {
     let (status, line) = refused_serve(&rig.scratch, &cluster.uri("taken"));
     assert_eq!(status, 1);
     assert!(line.contains(&format!("{}/taken", cluster.pool())) && line.contains("lock"), "{line}");
-    client.as_mut().expect("connected").write(4096, &[2; 4096]).expect("the holder is not disturbed");
+    client
+        .as_mut()
+        .expect("connected")
+        .write(4096, &[2; 4096])
+        .expect("the holder is not disturbed");
 }
 
 #[test]
@@ -173,10 +185,11 @@ fn images_that_are_not_there_are_refused_on_one_line() {
     let (status, line) = refused_serve(&scratch, &elsewhere);
     assert_eq!(status, 1);
     assert!(line.contains("no-such-pool"), "{line}");
-    let output = tidepool_testkit::daemon::run(["check", &cluster.uri("absent")]).expect("tidepool runs");
+    let output =
+        tidepool_testkit::daemon::run(["check", &cluster.uri("absent")]).expect("tidepool runs");
     assert_eq!(output.status.code(), Some(1));
-    let told =
-        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let told = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
     assert!(told.contains("absent"), "{told}");
 }
 
@@ -185,11 +198,13 @@ fn a_killed_daemon_takes_its_image_back_from_its_own_dead_client() {
     let (cluster, _turn) = (Cluster::for_test().expect("a cluster"), one_at_a_time());
     let size_bytes = 64 * MIB;
     let mut rig = rig(&cluster, "again", size_bytes, 64 * MIB);
-    let mut workload = rig.workload(WorkloadOptions::new(rng::seed(85), size_bytes)).expect("connect");
+    let mut workload =
+        rig.workload(WorkloadOptions::new(rng::seed(85), size_bytes)).expect("connect");
     for _ in 0..3 {
         workload.run(200).expect("a run");
         rig.daemon.kill().expect("kill");
-        let ready = rig.start_and_verify(&mut workload).expect("it takes the image back, nothing is lost");
+        let ready =
+            rig.start_and_verify(&mut workload).expect("it takes the image back, nothing is lost");
         println!("ready after {ready:?}");
     }
 }
@@ -201,8 +216,8 @@ fn used_bytes(cluster: &Cluster, image: &str) -> u64 {
     du["images"][0]["used_size"].as_u64().expect("a size")
 }
 
-/// Runs commands as a guest would that has the volume as its disk, with its file system mounted in the directory `disk`. Everything is gone
-/// when they end.
+/// Runs commands as a guest would that has the volume as its disk, with its file system mounted in
+/// the directory `disk`. Everything is gone when they end.
 fn in_guest(rig: &Rig, commands: &str) {
     let script = format!(
         r#"cd "$1"

@@ -1,4 +1,5 @@
-//! The rights that docs/backends.md asks for: they suffice for everything, and each of them is needed.
+//! The rights that docs/backends.md asks for: they suffice for everything, and each of them is
+//! needed.
 
 use tidepool_testkit::rng;
 use tidepool_testkit::stamps::WorkloadOptions;
@@ -21,7 +22,9 @@ impl Rights {
         let text = std::fs::read_to_string(document).expect("the document");
         let line = text.lines().find(|line| line.contains("auth get-or-create client.tidepool"));
         let words: Vec<&str> = line.expect("the document has the command").split('\'').collect();
-        let [before, mon, between, osd, ""] = words[..] else { panic!("another command: {words:?}") };
+        let [before, mon, between, osd, ""] = words[..] else {
+            panic!("another command: {words:?}")
+        };
         assert!(before.ends_with(" mon ") && between.trim() == "osd", "{words:?}");
         let letters = osd.strip_prefix("allow ").and_then(|osd| osd.strip_suffix(" pool=POOL"));
         Rights {
@@ -52,13 +55,17 @@ impl Rights {
     fn each_without_one(&self) -> Vec<(Rights, String)> {
         let (mon, osd) = (&self.mon, &self.osd);
         let without_grant = (0..mon.len()).map(|i| {
-            let kept = mon.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, grant)| grant.clone());
+            let kept =
+                mon.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, grant)| grant.clone());
             let command = mon[i].contains("osd blocklist");
             let named = if command { "osd blocklist".to_owned() } else { format!("`{}`", mon[i]) };
             (Rights { mon: kept.collect(), osd: osd.clone() }, named)
         });
         let without_letter = osd.chars().map(|letter| {
-            (Rights { mon: mon.clone(), osd: osd.replace(letter, "") }, format!("`{letter}` is missing"))
+            (
+                Rights { mon: mon.clone(), osd: osd.replace(letter, "") },
+                format!("`{letter}` is missing"),
+            )
         });
         without_grant.chain(without_letter).collect()
     }
@@ -83,12 +90,15 @@ fn the_documented_rights_suffice_for_everything() {
     assert!(check.status.success(), "{check:?}");
 
     let volumes = vec![(VOLUME.to_string(), uri.clone())];
-    let mut rig = Rig::new(&RigOptions { cache_bytes: 64 * MIB, volumes, extra: Vec::new() }).expect("a rig");
+    let mut rig =
+        Rig::new(&RigOptions { cache_bytes: 64 * MIB, volumes, extra: Vec::new() }).expect("a rig");
     rig.daemon.start().expect("the daemon starts");
-    let mut workload = rig.workload(WorkloadOptions::new(rng::seed(87), size_bytes)).expect("connect");
+    let mut workload =
+        rig.workload(WorkloadOptions::new(rng::seed(87), size_bytes)).expect("connect");
     workload.run(300).expect("a run");
     rig.daemon.kill().expect("kill");
-    rig.start_and_verify(&mut workload).expect("it fences its own dead client and takes the image back");
+    rig.start_and_verify(&mut workload)
+        .expect("it fences its own dead client and takes the image back");
     let fenced = cluster.ceph(&["osd", "blocklist", "ls"]).expect("the blocklist");
     assert!(fenced.contains("127.0.0.1"), "{fenced}");
     workload.run(300).expect("a run");
@@ -96,7 +106,9 @@ fn the_documented_rights_suffice_for_everything() {
     rig.admin.drain(VOLUME).expect("drain");
     rig.admin.call("DELETE", &format!("/v1/volumes/{VOLUME}"), None).expect("it is given back");
     rig.verify_export(&cluster, "image", &mut workload).expect("the image is what was written");
-    cluster.rbd(&["bench", "--io-type", "write", "--io-total", "4K", "image"]).expect("anybody can write");
+    cluster
+        .rbd(&["bench", "--io-type", "write", "--io-total", "4K", "image"])
+        .expect("anybody can write");
 
     assert!(rig.daemon.terminate().expect("it ends").success());
     rig.daemon.start().expect("the image is served again");
@@ -106,18 +118,22 @@ fn the_documented_rights_suffice_for_everything() {
     std::fs::remove_file(&rig.cache).expect("the cache is lost");
     let recovered = daemon::run(["recover", &uri, "--accept-loss"]).expect("tidepool runs");
     assert!(recovered.status.success(), "{recovered:?}");
-    cluster.rbd(&["bench", "--io-type", "write", "--io-total", "4K", "image"]).expect("anybody can write");
+    cluster
+        .rbd(&["bench", "--io-type", "write", "--io-total", "4K", "image"])
+        .expect("anybody can write");
 }
 
 /// What `tidepool volume snap …` says of the volume's snapshot, and whether it was done.
 fn snap(rig: &Rig, command: &str) -> (bool, String) {
     let admin = format!("--admin={}", rig.admin.socket().display());
-    let output = daemon::run(["volume", "snap", command, VOLUME, "base", &admin]).expect("tidepool runs");
+    let output =
+        daemon::run(["volume", "snap", command, VOLUME, "base", &admin]).expect("tidepool runs");
     let told = if output.status.success() { output.stdout } else { output.stderr };
     (output.status.success(), String::from_utf8_lossy(&told).into_owned())
 }
 
-/// Ceph looks for clones in all pools before it unprotects a snapshot, and for that alone the document has another grant.
+/// Ceph looks for clones in all pools before it unprotects a snapshot, and for that alone the
+/// document has another grant.
 #[test]
 fn the_documented_rights_suffice_for_snapshots() {
     let _turn = one_at_a_time();
@@ -127,7 +143,8 @@ fn the_documented_rights_suffice_for_snapshots() {
     Rights::documented().give(&cluster, "tidepool");
     let uri = format!("{}&id=tidepool", cluster.uri("image"));
     let volumes = vec![(VOLUME.to_string(), uri.clone())];
-    let mut rig = Rig::new(&RigOptions { cache_bytes: 64 * MIB, volumes, extra: Vec::new() }).expect("a rig");
+    let mut rig =
+        Rig::new(&RigOptions { cache_bytes: 64 * MIB, volumes, extra: Vec::new() }).expect("a rig");
     let check = || {
         let output = daemon::run(["check", &uri]).expect("tidepool runs");
         assert!(output.status.success(), "{output:?}");
@@ -145,12 +162,16 @@ fn the_documented_rights_suffice_for_snapshots() {
     assert!(!done && told.contains("allow class-read object_prefix rbd_children"), "{told}");
     let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/backends.md");
     let text = std::fs::read_to_string(document).expect("the document");
-    let line =
-        text.lines().find(|line| line.contains("ceph auth caps client.tidepool")).expect("the command");
+    let line = text
+        .lines()
+        .find(|line| line.contains("ceph auth caps client.tidepool"))
+        .expect("the command");
     let words: Vec<&str> = line.split('\'').collect();
     let [_, mon, _, osd, ""] = words[..] else { panic!("another command: {words:?}") };
     let osd = osd.replace("POOL", "rbd");
-    cluster.ceph(&["auth", "caps", "client.tidepool", "mon", mon, "osd", &osd]).expect("more rights");
+    cluster
+        .ceph(&["auth", "caps", "client.tidepool", "mon", mon, "osd", &osd])
+        .expect("more rights");
     // A client knows its rights from when it has connected.
     rig.daemon.terminate().expect("it ends");
     rig.daemon.start().expect("the daemon starts");
@@ -177,7 +198,10 @@ fn check_and_serve_name_the_right_that_is_missing_before_anything_is_touched() {
             let uri = format!("{}&id={client}", cluster.uri(&image));
             let cluster = &cluster;
             let told = move |by: &str, line: &str| {
-                assert!(line.contains(&named) && line.contains(&client), "{by} without {named}: {line}");
+                assert!(
+                    line.contains(&named) && line.contains(&client),
+                    "{by} without {named}: {line}"
+                );
             };
             let told_by_serve = told.clone();
             let by_serve = uri.clone();
@@ -200,5 +224,8 @@ fn check_and_serve_name_the_right_that_is_missing_before_anything_is_touched() {
         }
     });
     let objects = cluster.rados(&["ls"]).expect("objects");
-    assert!(!objects.contains("tidepool_"), "a refused client has left something behind: {objects}");
+    assert!(
+        !objects.contains("tidepool_"),
+        "a refused client has left something behind: {objects}"
+    );
 }

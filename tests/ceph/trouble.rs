@@ -1,5 +1,5 @@
-//! A host with 21 volumes of which eight are in trouble, each in another kind: the thirteen others are served as ever, and the eight
-//! come back by themselves when their trouble goes.
+//! A host with 21 volumes of which eight are in trouble, each in another kind: the thirteen others
+//! are served as ever, and the eight come back by themselves when their trouble goes.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -29,17 +29,23 @@ struct Stage {
 impl Stage {
     fn new() -> Stage {
         let often = ["mon tick interval = 1", "mgr tick period = 1", "mgr stats period = 1"];
-        let more =
-            ["mon mgr digest period = 1", "mon allow pool delete = true", "osd client watch timeout = 8"];
+        let more = [
+            "mon mgr digest period = 1",
+            "mon allow pool delete = true",
+            "osd client watch timeout = 8",
+        ];
         let extra = often.iter().chain(&more).map(|&line| line.to_owned()).collect();
-        let options = ClusterOptions { extra, manager: true, cephx: true, ..ClusterOptions::for_tests() };
+        let options =
+            ClusterOptions { extra, manager: true, cephx: true, ..ClusterOptions::for_tests() };
         let cluster = Cluster::up(&options).expect("a cluster");
         for pool in ["gone", "full"] {
             make_pool(&cluster, pool);
         }
         Rights::documented().give(&cluster, "less");
         let healthy: Vec<String> = (0..HEALTHY).map(|number| format!("well{number}")).collect();
-        let uri = |pool: &str, image: &str| cluster.uri(image).replace("rbd:rbd/", &format!("rbd:{pool}/"));
+        let uri = |pool: &str, image: &str| {
+            cluster.uri(image).replace("rbd:rbd/", &format!("rbd:{pool}/"))
+        };
         let mut volumes: Vec<(String, String)> =
             healthy.iter().map(|name| (name.clone(), uri("rbd", name))).collect();
         for name in ["away", "foreign", "blocklisted"] {
@@ -50,7 +56,9 @@ impl Stage {
         volumes.push(("full".into(), uri("full", "full")));
         for (name, uri) in &volumes {
             let image = uri.trim_start_matches("rbd:").split('?').next().expect("an image");
-            cluster.rbd(&["create", "--size", "8M", image]).unwrap_or_else(|error| panic!("{name}: {error}"));
+            cluster
+                .rbd(&["create", "--size", "8M", image])
+                .unwrap_or_else(|error| panic!("{name}: {error}"));
         }
         let options = RigOptions { cache_bytes: 1024 * MIB, volumes, extra: Vec::new() };
         Stage { rig: Rig::new(&options).expect("a rig"), cluster, healthy }
@@ -60,7 +68,8 @@ impl Stage {
         self.cluster.ceph(&line.split(' ').collect::<Vec<_>>()).expect("a command of Ceph");
     }
 
-    /// Starts the daemon and reads each healthy volume as soon as its client is let in; returns how long that took, together.
+    /// Starts the daemon and reads each healthy volume as soon as its client is let in; returns how
+    /// long that took, together.
     fn start_and_read(&mut self) -> Duration {
         let begin = Instant::now();
         self.rig.daemon.start_unready().expect("the daemon starts");
@@ -140,14 +149,17 @@ fn g8_the_trouble_of_eight_volumes_is_not_that_of_thirteen_others() {
     std::fs::write(&silent, format!("[global]\nmon host = {monitor}\n")).expect("a configuration");
     stage.cluster.rbd(&["create", "--size", "8M", "silent"]).expect("an image");
     let conf = |path: &Path| format!("conf={}", path.display());
-    let silent_uri = stage.cluster.uri("silent").replace(&conf(stage.cluster.conf()), &conf(&silent));
+    let silent_uri =
+        stage.cluster.uri("silent").replace(&conf(stage.cluster.conf()), &conf(&silent));
     let mut arguments = stage.rig.daemon.arguments().to_vec();
     arguments.push(format!("--volume=stale={}", stage.cluster.uri("stale")).into());
     arguments.push(format!("--volume=silent={silent_uri}").into());
     stage.rig.daemon.set_arguments(arguments);
 
     let beside = stage.start_and_read();
-    println!("{HEALTHY} volumes are read {alone:?} after the start, beside others in trouble {beside:?}");
+    println!(
+        "{HEALTHY} volumes are read {alone:?} after the start, beside others in trouble {beside:?}"
+    );
     stage.rig.daemon.wait_ready().expect("ready");
     for name in ["away", "refused", "gone", "foreign", "stale", "silent"] {
         let volume = stage.wait(name, |volume| volume["state"] == "unavailable");
@@ -156,16 +168,22 @@ fn g8_the_trouble_of_eight_volumes_is_not_that_of_thirteen_others() {
     }
     stage.wait("full", |volume| volume["backend_state"] == "full");
     let status = stage.rig.admin.status().expect("a status");
-    let served =
-        status["volumes"].as_array().expect("a list").iter().filter(|volume| is_served(volume)).count();
+    let served = status["volumes"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter(|volume| is_served(volume))
+        .count();
     assert!(served >= HEALTHY, "{status}");
 
-    // A live client is blocklisted by mistake. What it had is in the cache, and its client gets no error.
+    // A live client is blocklisted by mistake. What it had is in the cache, and its client gets no
+    // error.
     let before = stage.wait("blocklisted", is_served);
     let mut client = Client::connect(&stage.rig.socket, "blocklisted").expect("connect");
     client.write(0, &[7; 65536]).expect("absorbed");
     client.flush().expect("a flush");
-    let watchers = stage.cluster.rbd(&["status", "blocklisted", "--format", "json"]).expect("a status");
+    let watchers =
+        stage.cluster.rbd(&["status", "blocklisted", "--format", "json"]).expect("a status");
     let watchers: Value = serde_json::from_str(&watchers).expect("JSON");
     let address = watchers["watchers"][0]["address"].as_str().expect("it is served");
     stage.ceph(&format!("osd blocklist add {address} 3600"));
@@ -182,8 +200,9 @@ fn g8_the_trouble_of_eight_volumes_is_not_that_of_thirteen_others() {
         "the connection ends, no request does: {cut}"
     );
     let generation = |volume: &Value| volume["owner"]["generation"].as_u64();
-    let after =
-        stage.wait("blocklisted", |volume| is_served(volume) && generation(volume) > generation(&before));
+    let after = stage.wait("blocklisted", |volume| {
+        is_served(volume) && generation(volume) > generation(&before)
+    });
     println!("blocklisted: {} to {}", before["owner"], after["owner"]);
     let mut client = Client::connect(&stage.rig.socket, "blocklisted").expect("connect");
     assert_eq!(client.read(0, 65536).expect("read"), [7; 65536]);
@@ -196,7 +215,10 @@ fn g8_the_trouble_of_eight_volumes_is_not_that_of_thirteen_others() {
     stage.cluster.rbd(&["create", "--size", "8M", "gone/gone"]).expect("an image");
     stage.cluster.rbd(&["create", "--size", "8M", "stale"]).expect("an image");
     stage.ceph("osd pool set-quota full max_bytes 0");
-    other.admin.call("DELETE", &format!("/v1/volumes/{VOLUME}"), None).expect("the other host gives it back");
+    other
+        .admin
+        .call("DELETE", &format!("/v1/volumes/{VOLUME}"), None)
+        .expect("the other host gives it back");
     for name in ["away", "refused", "gone", "foreign", "stale", "full"] {
         stage.wait(name, |volume| is_served(volume) && volume["backend_state"] == "ok");
         Client::connect(&stage.rig.socket, name).expect("connect").read(0, 4096).expect("read");

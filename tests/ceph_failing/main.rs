@@ -1,5 +1,5 @@
-//! A cluster that is full, slow, or partly gone, under a volume with load: nothing fails, nothing is lost, the status names the
-//! trouble, and all goes on by itself when it is over.
+//! A cluster that is full, slow, or partly gone, under a volume with load: nothing fails, nothing
+//! is lost, the status names the trouble, and all goes on by itself when it is over.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -20,7 +20,8 @@ const BLOCK_BYTES: usize = 4096;
 const IMAGE_BYTES: u64 = 192 * MIB;
 /// Dirty quota of the volumes: little, so that it is soon reached.
 const DIRTY_BYTES_MAX: u64 = 32 * MIB;
-/// How long a state may take to come. Ceph notices a full pool after seconds, and an OSD starts in seconds.
+/// How long a state may take to come. Ceph notices a full pool after seconds, and an OSD starts in
+/// seconds.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// The cluster that the tests share; it goes with the last test that uses it.
@@ -37,9 +38,11 @@ fn cluster() -> Arc<Mutex<Cluster>> {
 
 fn up() -> Cluster {
     // What makes the monitor notice sooner how full the pools are.
-    let often = ["mon tick interval", "mgr tick period", "mgr stats period", "mon mgr digest period"];
+    let often =
+        ["mon tick interval", "mgr tick period", "mgr stats period", "mon mgr digest period"];
     let extra = often.map(|period| format!("{period} = 1")).to_vec();
-    Cluster::up(&ClusterOptions { extra, manager: true, ..ClusterOptions::for_tests() }).expect("a cluster")
+    Cluster::up(&ClusterOptions { extra, manager: true, ..ClusterOptions::for_tests() })
+        .expect("a cluster")
 }
 
 /// A test that has failed may have left the cluster full, or stopped: the next one gets another.
@@ -52,7 +55,8 @@ fn lock(cluster: &Mutex<Cluster>) -> MutexGuard<'_, Cluster> {
     })
 }
 
-/// A grouped volume on an image, and a workload that has begun to write to it. Its first MiB is in the cache.
+/// A grouped volume on an image, and a workload that has begun to write to it. Its first MiB is in
+/// the cache.
 fn volume(cluster: &Cluster, image: &str, seed: u64, mix: Mix) -> (Rig, Workload) {
     let uri = cluster.uri(image);
     let volumes = vec![(VOLUME.to_string(), uri)];
@@ -73,7 +77,8 @@ fn set_quota(rig: &Rig) {
     rig.admin.call("PATCH", &format!("/v1/volumes/{VOLUME}"), Some(&quota)).expect("a dirty quota");
 }
 
-/// Writes and flushes alone: a read that misses would wait for the cluster, too, and keep its place among the requests in flight.
+/// Writes and flushes alone: a read that misses would wait for the cluster, too, and keep its place
+/// among the requests in flight.
 fn writes() -> Mix {
     Mix { flushes: 3, ..Mix::aligned_writes(64 << 10) }
 }
@@ -127,7 +132,8 @@ fn wait_drained_more(rig: &Rig) {
     wait(rig, |volume| volume["counters"]["drained_blocks"].as_u64() > Some(before));
 }
 
-/// What a command says that only looks, at the third attempt at the latest: the cluster may be getting over what was done to it.
+/// What a command says that only looks, at the third attempt at the latest: the cluster may be
+/// getting over what was done to it.
 fn ask<T, E: std::fmt::Debug>(command: impl Fn() -> Result<T, E>) -> T {
     let again = || {
         std::thread::sleep(Duration::from_secs(1));
@@ -185,7 +191,9 @@ impl Full {
         let ceph = |line: &[&str]| drop(cluster.ceph(line).expect("a command of Ceph"));
         match self {
             Full::QuotaOfBytes => ceph(&["osd", "pool", "set-quota", "rbd", "max_bytes", bytes]),
-            Full::QuotaOfObjects => ceph(&["osd", "pool", "set-quota", "rbd", "max_objects", objects]),
+            Full::QuotaOfObjects => {
+                ceph(&["osd", "pool", "set-quota", "rbd", "max_objects", objects])
+            }
             Full::Ratio => {
                 let kinds = ["set-nearfull-ratio", "set-backfillfull-ratio", "set-full-ratio"];
                 kinds.iter().zip(ratios).for_each(|(kind, ratio)| ceph(&["osd", kind, ratio]));
@@ -205,7 +213,8 @@ fn g8_a_pool_at_its_quota_of_objects_is_named_and_goes_on_when_there_is_room() {
     full_pool(&[Full::QuotaOfObjects]);
 }
 
-/// The pool becomes full in each way, and gets room again; the daemon is killed while it is full the first time.
+/// The pool becomes full in each way, and gets room again; the daemon is killed while it is full
+/// the first time.
 fn full_pool(ways: &[Full]) {
     let (cluster, _turn) = (cluster(), one_at_a_time());
     let cluster = lock(&cluster);
@@ -252,7 +261,8 @@ fn g8_in_a_full_pool_what_is_committed_reaches_the_image() {
     cluster.rbd_create("thick", IMAGE_BYTES).expect("an image");
     let (rig, mut workload) = volume(&cluster, "thick", 92, writes());
     // Every object of the image is there, so that nothing that goes to the image takes room.
-    let every = |sector| Request { kind: Kind::Write, sector, count: 512, fua: false, connection: 0 };
+    let every =
+        |sector| Request { kind: Kind::Write, sector, count: 512, fua: false, connection: 0 };
     let sectors: Vec<Request> = (0..IMAGE_BYTES / 512).step_by(512).map(every).collect();
     workload.run_these(&sectors).expect("the whole volume is written");
     rig.admin.drain(VOLUME).expect("drain");
@@ -260,8 +270,9 @@ fn g8_in_a_full_pool_what_is_committed_reaches_the_image() {
         wait(&rig, |_| !redo(&cluster, "thick").is_empty());
         cluster.ceph(&["osd", "pool", "set-quota", "rbd", "max_bytes", "4096"]).expect("a quota");
         wait_backend(&rig, "full");
-        // All that is committed goes to the image. How much redo is left depends on how far behind it was: a group's stays as long as it has
-        // the last committed content of something that has been written again since.
+        // All that is committed goes to the image. How much redo is left depends on how far behind
+        // it was: a group's stays as long as it has the last committed content of something that
+        // has been written again since.
         wait(&rig, |volume| volume["dirty_bytes"] == volume["exposure"]["bytes"]);
         wait_backend(&rig, "full");
         cluster.ceph(&["osd", "pool", "set-quota", "rbd", "max_bytes", "0"]).expect("no quota");
@@ -337,7 +348,8 @@ fn g8_with_a_slow_osd_the_drain_goes_on() {
     end(&cluster, "slow", rig, workload);
 }
 
-/// A rig with a volume of 8 MiB on an image, and what the client writes: blocks of one byte each, from the first one on.
+/// A rig with a volume of 8 MiB on an image, and what the client writes: blocks of one byte each,
+/// from the first one on.
 fn small(cluster: &Cluster, image: &str, more: &[(String, String)]) -> Rig {
     cluster.rbd_create(image, 8 * MIB).expect("an image");
     let volumes = [&[(VOLUME.to_string(), cluster.uri(image))], more].concat();
@@ -419,12 +431,17 @@ fn g7_a_volume_with_lost_blocks_goes_back_to_a_snapshot_by_the_way_that_the_refu
     };
     assert!(line.contains("1 blocks of it are lost until they are written again"), "{line}");
     let image = format!("{}/rotten", cluster.pool());
-    for part in ["tidepool volume remove vm --give-up --accept-loss", "rbd snap rollback", "and add it again"]
-    {
+    for part in [
+        "tidepool volume remove vm --give-up --accept-loss",
+        "rbd snap rollback",
+        "and add it again",
+    ] {
         assert!(line.contains(part), "{line}");
     }
     done(&rig, &["volume", "remove", VOLUME, "--give-up", "--accept-loss"]);
-    cluster.rbd(&["snap", "rollback", "--no-progress", &format!("{image}@then")]).expect("rolled back");
+    cluster
+        .rbd(&["snap", "rollback", "--no-progress", &format!("{image}@then")])
+        .expect("rolled back");
     let add = format!("{VOLUME}={}", cluster.uri("rotten"));
     done(&rig, &["volume", "add", &add, "--accept-loss", "60m"]);
     assert_eq!(rig.volume_number("lost_blocks"), 0);
@@ -437,13 +454,15 @@ fn g7_a_volume_with_lost_blocks_goes_back_to_a_snapshot_by_the_way_that_the_refu
 
 #[test]
 #[ignore = "waits for a cluster that does not answer for more than a minute: make long"]
-fn g8_a_volume_whose_cluster_answers_nobody_is_given_up_after_a_restart_and_the_other_one_loses_nothing() {
+fn g8_a_volume_whose_cluster_answers_nobody_is_given_up_after_a_restart_and_the_other_one_loses_nothing()
+ {
     let (cluster, _turn) = (cluster(), one_at_a_time());
     let cluster = lock(&cluster);
     let scratch = Scratch::new("other").expect("a directory");
     let other = scratch.join("other");
     File::create(&other).and_then(|file| file.set_len(8 * MIB)).expect("an image");
-    let mut rig = small(&cluster, "silent", &[("other".into(), format!("file:{}", other.display()))]);
+    let mut rig =
+        small(&cluster, "silent", &[("other".into(), format!("file:{}", other.display()))]);
     cluster.osd_stop(0).expect("the OSD is stopped");
     for volume in [VOLUME, "other"] {
         write_blocks(&rig, volume, 5);
@@ -451,7 +470,10 @@ fn g8_a_volume_whose_cluster_answers_nobody_is_given_up_after_a_restart_and_the_
     let give_up = ["volume", "remove", VOLUME, "--give-up", "--accept-loss"];
     let (status, line) = command(&rig, &give_up);
     assert_eq!((status, line.lines().count()), (Some(1), 1), "{line}");
-    assert!(line.contains("requests wait for its image") && line.contains("or restart the daemon"), "{line}");
+    assert!(
+        line.contains("requests wait for its image") && line.contains("or restart the daemon"),
+        "{line}"
+    );
     // In order, as systemd does it: a stop waits for no cluster.
     assert!(rig.daemon.terminate().expect("it ends").success());
     rig.daemon.start().expect("it starts again");

@@ -1,4 +1,5 @@
-//! Clones of one golden image, on a real cluster: what they have from it is fetched once, and each of them is itself.
+//! Clones of one golden image, on a real cluster: what they have from it is fetched once, and each
+//! of them is itself.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +15,8 @@ const PIECE: usize = 128 << 10;
 /// Boots until everything is in the cache, at most.
 const WARM_BOOTS_MAX: u32 = 5;
 
-/// A cluster with a golden image and clones of it, and a daemon that serves them all as volumes of their names.
+/// A cluster with a golden image and clones of it, and a daemon that serves them all as volumes of
+/// their names.
 struct Storm {
     rig: Rig,
     cluster: Cluster,
@@ -26,7 +28,8 @@ impl Storm {
     fn new(golden_bytes: u64, clones: usize, cache_bytes: u64) -> Storm {
         let cluster = Cluster::for_test().expect("a cluster");
         let mut rng = Rng::new(11);
-        let golden: Vec<u8> = (0..golden_bytes / 8).flat_map(|_| rng.word().to_le_bytes()).collect();
+        let golden: Vec<u8> =
+            (0..golden_bytes / 8).flat_map(|_| rng.word().to_le_bytes()).collect();
         let clones: Vec<String> = (0..clones).map(|n| format!("vm{n}")).collect();
         let volumes = clones.iter().map(|name| (name.clone(), cluster.uri(name))).collect();
         let rig = Rig::new(&RigOptions { cache_bytes, volumes, extra: Vec::new() }).expect("a rig");
@@ -77,9 +80,11 @@ impl Storm {
         self.fetched().values().sum()
     }
 
-    /// Bytes among them that the cache had no room for at the moment, and that are fetched again by who reads them next.
+    /// Bytes among them that the cache had no room for at the moment, and that are fetched again by
+    /// who reads them next.
     fn dropped_bytes(&self) -> u64 {
-        let blocks = |volume: &Value| number(volume, "bypass_no_room_blocks").expect("a number") as u64;
+        let blocks =
+            |volume: &Value| number(volume, "bypass_no_room_blocks").expect("a number") as u64;
         4096 * self.volumes().iter().map(blocks).sum::<u64>()
     }
 
@@ -127,7 +132,8 @@ fn boot_storm(golden_bytes: u64, clones: usize) {
     let is_warm = |fetched: u64| fetched as f64 <= 0.02 * golden_bytes as f64;
     assert!(is_warm(warm), "{:?}", storm.fetched());
     // A busy device needs more boots until it has what it had no room for.
-    let whole = storm.dropped_bytes() == 0 || (0..WARM_BOOTS_MAX).any(|_| is_warm(storm.boot_again()));
+    let whole =
+        storm.dropped_bytes() == 0 || (0..WARM_BOOTS_MAX).any(|_| is_warm(storm.boot_again()));
     assert!(whole, "{:?}", storm.fetched());
     // It is warm after a kill, too.
     storm.rig.daemon.kill().expect("kill");
@@ -184,7 +190,10 @@ fn clones_have_what_was_written_to_them_and_to_nobody_else() {
             let mut client = storm.client(clone);
             for at in (0..disk.len()).step_by(PIECE) {
                 let found = client.read(at as u64, PIECE.min(disk.len() - at)).expect("a read");
-                assert!(found == disk[at..at + found.len()], "{when}: clone {clone} differs at {at}");
+                assert!(
+                    found == disk[at..at + found.len()],
+                    "{when}: clone {clone} differs at {at}"
+                );
             }
         }
     };
@@ -212,7 +221,8 @@ fn clones_have_what_was_written_to_them_and_to_nobody_else() {
     storm.rig.daemon.start().expect("the daemon starts");
     check(&storm, &disks, "drained and restarted");
     let (parent_of, limit) = (format!("/v1/volumes/{parent}"), json!({}));
-    let refusal = storm.rig.admin.call("DELETE", &parent_of, Some(&limit)).expect_err("it has clones");
+    let refusal =
+        storm.rig.admin.call("DELETE", &parent_of, Some(&limit)).expect_err("it has clones");
     assert!(refusal.to_string().contains("clones"), "{refusal}");
     for (clone, disk) in disks.iter().enumerate().take(2) {
         assert_eq!(storm.remove(clone)["verified"], true);
@@ -239,7 +249,8 @@ fn a_golden_image_that_is_replaced_under_its_name_is_another_parent() {
     storm.rig.daemon.start().expect("the daemon starts");
     storm.boot();
     let old = storm.parents();
-    // The next golden image, under the same name; and a clone that knows nothing of its own but its name's map.
+    // The next golden image, under the same name; and a clone that knows nothing of its own but its
+    // name's map.
     let next: Vec<u8> = storm.golden.iter().map(|byte| !byte).collect();
     let file = storm.rig.scratch.join("next");
     fs::write(&file, &next).expect("a disk");
@@ -251,12 +262,12 @@ fn a_golden_image_that_is_replaced_under_its_name_is_another_parent() {
     rbd(&storm, &["clone", "--image-feature", "layering,exclusive-lock", "golden@v1", "plain"]);
     // The snapshot itself is served besides, too.
     for (name, image) in [("new", "new"), ("plain", "plain"), ("itself", "golden@v1")] {
-        let volume =
-            json!({ "name": name, "backend": storm.cluster.uri(image), "read_only": image.contains('@') });
+        let volume = json!({ "name": name, "backend": storm.cluster.uri(image), "read_only": image.contains('@') });
         storm.rig.admin.call("POST", "/v1/volumes", Some(&volume)).expect("a volume");
     }
     let check = |storm: &Storm, when: &str| {
-        for (name, expected) in [("vm0", &storm.golden), ("new", &next), ("plain", &next), ("itself", &next)]
+        for (name, expected) in
+            [("vm0", &storm.golden), ("new", &next), ("plain", &next), ("itself", &next)]
         {
             let mut client = Client::connect(&storm.rig.socket, name).expect("connect");
             let found = client.read(0, PIECE).expect("a read");

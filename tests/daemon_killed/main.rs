@@ -34,7 +34,8 @@ fn g2_an_orderly_end_under_load_has_status_0_and_loses_nothing() {
     let _turn = one_at_a_time();
     let size_bytes = 64 * MIB;
     let mut rig = Rig::with_file(size_bytes, 128 * MIB).expect("the daemon starts");
-    let mut workload = rig.workload(WorkloadOptions::new(rng::seed(24), size_bytes)).expect("connect");
+    let mut workload =
+        rig.workload(WorkloadOptions::new(rng::seed(24), size_bytes)).expect("connect");
     let never = AtomicBool::new(false);
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::TERM] {
         let status = std::thread::scope(|scope| {
@@ -45,7 +46,10 @@ fn g2_an_orderly_end_under_load_has_status_0_and_loses_nothing() {
             }
             rig.daemon.signal(signal).expect("it runs");
             let status = rig.daemon.wait().expect("it ends");
-            assert_eq!(run.join().expect("no panic").expect("no answer is wrong"), Progress::Disconnected);
+            assert_eq!(
+                run.join().expect("no panic").expect("no answer is wrong"),
+                Progress::Disconnected
+            );
             status
         });
         assert_eq!(status.code(), Some(0), "{signal:?}: {}", rig.daemon.log());
@@ -76,7 +80,8 @@ fn g2_a_second_sigterm_ends_at_once_and_loses_nothing() {
     let _turn = one_at_a_time();
     let size_bytes = 64 * MIB;
     let mut rig = Rig::with_file(size_bytes, 128 * MIB).expect("the daemon starts");
-    let mut workload = rig.workload(WorkloadOptions::new(rng::seed(24), size_bytes)).expect("connect");
+    let mut workload =
+        rig.workload(WorkloadOptions::new(rng::seed(24), size_bytes)).expect("connect");
     let never = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let run = scope.spawn(|| workload.run_until(&never));
@@ -110,7 +115,10 @@ fn clean_data_is_still_warm_after_a_kill() {
     let misses_after = rig.volume_number("miss_blocks");
     let blocks = size_bytes / 4096;
     let lost_percent = (misses_after.saturating_sub(misses_warm)) as f64 * 100.0 / blocks as f64;
-    assert!(lost_percent <= 2.0, "{misses_warm} misses before, {misses_after} after, of {blocks} blocks");
+    assert!(
+        lost_percent <= 2.0,
+        "{misses_warm} misses before, {misses_after} after, of {blocks} blocks"
+    );
 }
 
 #[test]
@@ -140,10 +148,16 @@ fn g1_an_image_that_waits_for_its_volume_is_not_served_under_another_name() {
         let (status, answer) =
             rig.admin.exchange("POST", "/v1/volumes", Some(&body)).expect("the daemon answers");
         assert_eq!(status, 409, "{answer}");
-        assert!(answer["error"].as_str().is_some_and(|e| e.contains("volume vm has the image")), "{answer}");
+        assert!(
+            answer["error"].as_str().is_some_and(|e| e.contains("volume vm has the image")),
+            "{answer}"
+        );
     }
-    let drained = |volume: &serde_json::Value| volume["state"] == "serving" && volume["dirty_bytes"] == 0;
-    rig.admin.wait_volume(VOLUME, Duration::from_secs(60), drained).expect("the volume gets its image back");
+    let drained =
+        |volume: &serde_json::Value| volume["state"] == "serving" && volume["dirty_bytes"] == 0;
+    rig.admin
+        .wait_volume(VOLUME, Duration::from_secs(60), drained)
+        .expect("the volume gets its image back");
     assert_eq!(rig.client().expect("connect").read(0, 4096).expect("a read"), [0x4e; 4096]);
     assert!(rig.daemon.terminate().expect("it ends").success());
     // Nor does the next start take it, and what the cache knows is served.
@@ -152,7 +166,10 @@ fn g1_an_image_that_waits_for_its_volume_is_not_served_under_another_name() {
     rig.daemon.start().expect("with a second volume on the image");
     let second = rig.admin.volume("second").expect("it is configured");
     let why = second["error"].as_str().expect("an error");
-    assert!(second["state"] == "unavailable" && why.contains("volume vm has the image"), "{second}");
+    assert!(
+        second["state"] == "unavailable" && why.contains("volume vm has the image"),
+        "{second}"
+    );
     assert_eq!(rig.client().expect("connect").read(0, 4096).expect("a read"), [0x4e; 4096]);
     assert!(rig.daemon.terminate().expect("it ends").success());
 }

@@ -1,8 +1,8 @@
-//! The cache device returns errors: what still verifies is drained, the volume goes on past it, and what is left on it is never
-//! believed again.
+//! The cache device returns errors: what still verifies is drained, the volume goes on past it, and
+//! what is left on it is never believed again.
 //!
-//! The failure is real: the kernel refuses the daemon's writes beyond a file size that the test lowers while it runs. The image is
-//! smaller than that, the cache larger.
+//! The failure is real: the kernel refuses the daemon's writes beyond a file size that the test
+//! lowers while it runs. The image is smaller than that, the cache larger.
 
 use std::time::Duration;
 
@@ -17,11 +17,13 @@ const CACHE_BYTES: u64 = 64 * MIB;
 /// Writes beyond this fail.
 const LIMIT_BYTES: u64 = 12 * MIB;
 
-/// A daemon whose cache device has failed while it held dirty data; the workload has gone on past it.
+/// A daemon whose cache device has failed while it held dirty data; the workload has gone on past
+/// it.
 fn failed_rig(seed: u64) -> (Rig, Workload) {
     let rig = Rig::with_file(IMAGE_BYTES, CACHE_BYTES).expect("the daemon starts");
-    let mut workload =
-        rig.workload(WorkloadOptions::new(rng::seed(seed), IMAGE_BYTES)).expect("the workload connects");
+    let mut workload = rig
+        .workload(WorkloadOptions::new(rng::seed(seed), IMAGE_BYTES))
+        .expect("the workload connects");
     workload.run(500).expect("a run");
     rig.admin.drain(VOLUME).expect("drain");
     let pid = rig.daemon.id().and_then(|id| Pid::from_raw(id.cast_signed())).expect("it runs");
@@ -42,7 +44,9 @@ fn record(rig: &Rig) -> String {
 /// Waits until nothing is left to drain.
 fn wait_drained(rig: &Rig) {
     let drained = |volume: &serde_json::Value| volume["dirty_bytes"] == 0;
-    rig.admin.wait_volume(VOLUME, Duration::from_secs(60), drained).expect("all that verifies is drained");
+    rig.admin
+        .wait_volume(VOLUME, Duration::from_secs(60), drained)
+        .expect("all that verifies is drained");
 }
 
 #[test]
@@ -82,9 +86,12 @@ fn what_is_left_on_a_failed_cache_is_never_served_or_drained_again() {
     for _ in 0..2 {
         rig.daemon.start().expect("it holds what may be given up");
         let told = |volume: &Value| {
-            volume["error"].as_str().is_some_and(|error| error.contains("the cache device had failed"))
+            volume["error"]
+                .as_str()
+                .is_some_and(|error| error.contains("the cache device had failed"))
         };
-        let volume = rig.admin.wait_volume(VOLUME, Duration::from_secs(60), told).expect("it is refused");
+        let volume =
+            rig.admin.wait_volume(VOLUME, Duration::from_secs(60), told).expect("it is refused");
         assert_eq!(volume["state"], "unavailable");
         rig.daemon.terminate().expect("it ends");
         assert!(std::fs::read(rig.image()).expect("the image") == image, "the image is untouched");
@@ -93,7 +100,8 @@ fn what_is_left_on_a_failed_cache_is_never_served_or_drained_again() {
     rig.daemon.start().expect("it starts again");
     let path = format!("/v1/volumes/{VOLUME}/give-up");
     rig.admin.call("POST", &path, Some(&json!({}))).expect_err("something would be lost");
-    let done = rig.admin.call("POST", &path, Some(&json!({ "accept_loss": true }))).expect("given up");
+    let done =
+        rig.admin.call("POST", &path, Some(&json!({ "accept_loss": true }))).expect("given up");
     assert_eq!(done["freed"], json!({ "free": { "exact": true } }), "{done}");
     rig.daemon.terminate().expect("it ends");
     rig.daemon.start().expect("it starts again");
@@ -121,7 +129,10 @@ fn without_a_backend_a_failed_cache_makes_writes_wait_and_none_fail() {
             std::thread::sleep(Duration::from_millis(20));
         }
         assert!(!run.is_finished(), "writes wait for the backend");
-        assert!(!record(&rig).contains("the cache device had failed"), "nothing has gone past the cache");
+        assert!(
+            !record(&rig).contains("the cache device had failed"),
+            "nothing has gone past the cache"
+        );
         rig.open_gate();
         assert_eq!(run.join().expect("no panic").expect("all completes"), Progress::Done);
     });

@@ -1,4 +1,5 @@
-//! What is cached of a disk, or of an RBD image that the kernel has mapped, stays over an orderly restart if nobody has written since.
+//! What is cached of a disk, or of an RBD image that the kernel has mapped, stays over an orderly
+//! restart if nobody has written since.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,8 +14,8 @@ use tidepool_tests::rig::MIB;
 const COMMAND_MAX: Duration = Duration::from_secs(60);
 const START_MAX: Duration = Duration::from_secs(180);
 
-/// Serves the device, reads from it, and ends the daemon in order. Whether what was cached before has stayed, by the daemon's word and by what
-/// it has read from the device.
+/// Serves the device, reads from it, and ends the daemon in order. Whether what was cached before
+/// has stayed, by the daemon's word and by what it has read from the device.
 #[track_caller]
 fn stays(guest: &mut Guest, device: &str) -> bool {
     let serve = format!(
@@ -79,7 +80,10 @@ fn g1_what_is_cached_of_a_disk_stays_while_the_kernel_counts_no_write_to_it() {
     assert!(stays(&mut guest, DISK), "nobody has written");
     assert!(stays(&mut guest, DISK), "nobody has written");
     for (what, line) in [
-        ("a write", "dd if=/data/want of=/dev/nvme1n1 bs=4096 count=1 conv=notrunc,fsync 2>/tmp/dd"),
+        (
+            "a write",
+            "dd if=/data/want of=/dev/nvme1n1 bs=4096 count=1 conv=notrunc,fsync 2>/tmp/dd",
+        ),
         (
             "a discard",
             "blkdiscard -o 1048576 -l 4096 /dev/nvme1n1 && dd if=/dev/nvme1n1 of=/data/want bs=1M count=2 iflag=direct 2>/tmp/dd",
@@ -103,7 +107,8 @@ fn g1_what_is_cached_of_a_mapped_image_stays_while_no_other_client_takes_its_loc
     let scratch = Scratch::new("mapped").expect("a directory");
     let data = disk_with_files(&scratch);
     let libraries = ceph_libraries();
-    let files: Vec<&Path> = libraries.iter().map(PathBuf::as_path).chain([cluster.conf()]).collect();
+    let files: Vec<&Path> =
+        libraries.iter().map(PathBuf::as_path).chain([cluster.conf()]).collect();
     let image = GuestImage::build_equipped(Equipment {
         modules: &["nbd", mapped::MODULES[0], mapped::MODULES[1]],
         programs: &[("nbd-client", "nbd-client")],
@@ -114,8 +119,9 @@ fn g1_what_is_cached_of_a_mapped_image_stays_while_no_other_client_takes_its_loc
     .expect("a guest's image");
     let rbd = |arguments: &[&str]| drop(cluster.rbd(arguments).expect("rbd"));
     rbd(&["create", "vm", "--size", "2M", "--image-feature", "exclusive-lock"]);
-    let mut guest =
-        image.boot_on_network(&[Disk { file: &data, serial: Some("data") }]).expect("the guest boots");
+    let mut guest = image
+        .boot_on_network(&[Disk { file: &data, serial: Some("data") }])
+        .expect("the guest boots");
     guest.join_loopback().expect("a network");
     let (said, status) = map(&mut guest, &cluster, "vm", "");
     assert_eq!(status, 0, "{said}");
@@ -134,7 +140,10 @@ fn g1_what_is_cached_of_a_mapped_image_stays_while_no_other_client_takes_its_loc
     assert!(stays(&mut guest, MAPPED), "nobody has written");
 
     guest
-        .run("dd if=/dev/zero of=/dev/rbd0 bs=4096 count=1 conv=notrunc,fsync 2>/tmp/dd", COMMAND_MAX)
+        .run(
+            "dd if=/dev/zero of=/dev/rbd0 bs=4096 count=1 conv=notrunc,fsync 2>/tmp/dd",
+            COMMAND_MAX,
+        )
         .expect("a write");
     look_again(&mut guest);
     assert!(!stays(&mut guest, MAPPED), "somebody on this host has written");
@@ -169,7 +178,8 @@ fn ceph_libraries() -> Vec<PathBuf> {
     let cache = Command::new("/sbin/ldconfig").arg("-p").output().expect("ldconfig runs");
     let cache = String::from_utf8_lossy(&cache.stdout).into_owned();
     let find = |name: &str| {
-        let line = cache.lines().find(|line| line.trim().starts_with(name)).expect("installed with Ceph");
+        let line =
+            cache.lines().find(|line| line.trim().starts_with(name)).expect("installed with Ceph");
         PathBuf::from(line.rsplit(' ').next().expect("a path"))
     };
     ["librados.so.2", "librbd.so.1"].map(find).into()

@@ -1,4 +1,5 @@
-//! Every kind of block device in a guest: another one under the name, the right one back, under other names, and after reboots.
+//! Every kind of block device in a guest: another one under the name, the right one back, under
+//! other names, and after reboots.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -11,7 +12,8 @@ use serde_json::Value;
 use tidepool_testkit::guest::{Disk, Equipment, Guest, GuestImage};
 use tidepool_testkit::{Scratch, need, one_at_a_time};
 
-/// Longest time of one command in the guest, and of what starts or ends much: only what hangs takes so long.
+/// Longest time of one command in the guest, and of what starts or ends much: only what hangs takes
+/// so long.
 const COMMAND_MAX: Duration = Duration::from_secs(240);
 const START_MAX: Duration = Duration::from_secs(600);
 
@@ -25,7 +27,8 @@ const PARTITION_AT: u64 = MIB;
 const DIRTY_AT: usize = 256 << 10;
 const DIRTY_BYTES: usize = 64 << 10;
 
-/// Each kind has two devices `a` and `b` of one size, and a volume on whatever stands in its slot. The cache has data for `a`.
+/// Each kind has two devices `a` and `b` of one size, and a volume on whatever stands in its slot.
+/// The cache has data for `a`.
 const KINDS: [&str; 8] = ["serial", "plain", "part", "dm", "uuid", "nbd", "zram", "loop"];
 /// Of these the device is known again when it was taken away and came back while the machine ran.
 const KNOWN_AGAIN: [&str; 4] = ["serial", "uuid", "zram", "loop"];
@@ -60,7 +63,8 @@ impl Disks {
         for which in ["a", "b"] {
             for kind in ["serial", "plain"] {
                 let name = format!("{kind}-{which}");
-                fs::write(disks.path(&name), content(&name, DEVICE_BYTES as usize)).expect("a disk");
+                fs::write(disks.path(&name), content(&name, DEVICE_BYTES as usize))
+                    .expect("a disk");
             }
             disks.partitioned(&format!("part-{which}"));
         }
@@ -117,7 +121,9 @@ impl Disks {
     /// The device on a disk of the host, byte by byte.
     fn content(&self, name: &str, at: u64) -> Vec<u8> {
         let mut found = vec![0; DEVICE_BYTES as usize];
-        File::open(self.path(name)).and_then(|file| file.read_exact_at(&mut found, at)).expect("read");
+        File::open(self.path(name))
+            .and_then(|file| file.read_exact_at(&mut found, at))
+            .expect("read");
         found
     }
 }
@@ -143,10 +149,13 @@ struct Names {
     looped: &'static str,
 }
 
-const FIRST: Names = Names { serial: "vdb", plain: "vdc", part: "vdd", base: "vde", looped: "loop0" };
-const OTHERS: Names = Names { serial: "vdd", plain: "vde", part: "vdc", base: "vdb", looped: "loop3" };
+const FIRST: Names =
+    Names { serial: "vdb", plain: "vdc", part: "vdd", base: "vde", looped: "loop0" };
+const OTHERS: Names =
+    Names { serial: "vdd", plain: "vde", part: "vdc", base: "vdb", looped: "loop3" };
 
-/// Puts one of the two devices of each kind into the slot, those that are whole disks as they are there.
+/// Puts one of the two devices of each kind into the slot, those that are whole disks as they are
+/// there.
 fn set_up(guest: &mut Guest, names: &Names, which: &str) {
     let number = u64::from(which == "b");
     let at = |place: u64| (2 * place + number) * DEVICE_SECTORS;
@@ -200,7 +209,8 @@ fn tear_down(guest: &mut Guest, names: &Names, which: &str) {
     }
 }
 
-/// Has the daemon started, with its backends standing still or not, and waits until each volume was tried. Their state and their trouble.
+/// Has the daemon started, with its backends standing still or not, and waits until each volume was
+/// tried. Their state and their trouble.
 fn serve(guest: &mut Guest, stands_still: bool) -> BTreeMap<String, (String, String)> {
     let gate = if stands_still { "touch /data/gate" } else { "rm -f /data/gate" };
     let volumes: Vec<String> =
@@ -225,21 +235,27 @@ fn serve(guest: &mut Guest, stands_still: bool) -> BTreeMap<String, (String, Str
 }
 
 fn states(guest: &mut Guest) -> BTreeMap<String, (String, String)> {
-    let told =
-        guest.run("tidepool status --format json --admin /tmp/admin.sock", COMMAND_MAX).expect("a status");
+    let told = guest
+        .run("tidepool status --format json --admin /tmp/admin.sock", COMMAND_MAX)
+        .expect("a status");
     let told: Value = serde_json::from_str(&told).unwrap_or_else(|error| panic!("{error}: {told}"));
     let volumes = told["volumes"].as_array().expect("a list").iter();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    volumes.map(|volume| (text(&volume["name"]), (text(&volume["state"]), text(&volume["error"])))).collect()
+    volumes
+        .map(|volume| (text(&volume["name"]), (text(&volume["state"]), text(&volume["error"]))))
+        .collect()
 }
 
-/// Serves what may be served: these kinds, and no others. The others wait until somebody names the device.
+/// Serves what may be served: these kinds, and no others. The others wait until somebody names the
+/// device.
 #[track_caller]
 fn serves_only(states: &BTreeMap<String, (String, String)>, kinds: &[&str], when: &str) {
     for kind in KINDS {
         let (state, error) = &states[kind];
         match kinds.contains(&kind) {
-            true => assert!(state == "serving" || state == "full", "{when}: {kind} is {state}: {error}"),
+            true => {
+                assert!(state == "serving" || state == "full", "{when}: {kind} is {state}: {error}")
+            }
             false => assert!(
                 state == "unavailable" && error.contains("tidepool confirm"),
                 "{when}: {kind} is {state}: {error}"
@@ -266,7 +282,8 @@ fn are_untouched(guest: &mut Guest, kinds: &[&str], which: &str) {
 
 /// Makes what the guest makes itself, and what all are to be compared with.
 fn fill(guest: &mut Guest, which: &str) {
-    let each = |kinds: &[&str], work: &str| format!("for kind in {}; do {work}; done", kinds.join(" "));
+    let each =
+        |kinds: &[&str], work: &str| format!("for kind in {}; do {work}; done", kinds.join(" "));
     let want = format!("yes $kind-{which} | head -c {DEVICE_BYTES} >/data/want/$kind-{which}");
     guest.run(&each(&KINDS, &want), COMMAND_MAX).expect("what is wanted");
     let made = ["dm", "uuid", "nbd", "zram", "loop"];
@@ -285,7 +302,8 @@ fn g6_of_eight_kinds_of_devices_only_the_right_one_gets_what_a_cache_holds() {
     need("nbdkit", "nbdkit").expect("installed");
     let plugins = Command::new("nbdkit").arg("--dump-config").output().expect("nbdkit runs");
     let plugins = String::from_utf8_lossy(&plugins.stdout).into_owned();
-    let plugins = plugins.lines().find_map(|line| line.strip_prefix("plugindir=")).expect("a directory");
+    let plugins =
+        plugins.lines().find_map(|line| line.strip_prefix("plugindir=")).expect("a directory");
     let plugin = Path::new(plugins).join("nbdkit-file-plugin.so");
     let image = GuestImage::build_equipped(Equipment {
         modules: &["loop", "nbd", "lzo_rle", "zram", "dm_mod"],
@@ -312,10 +330,14 @@ fn g6_of_eight_kinds_of_devices_only_the_right_one_gets_what_a_cache_holds() {
     assert!(!told.contains("reached over"), "{told}");
     let states = serve(&mut guest, false);
     serves_only(&states, &KINDS, "at first");
-    // The guest's kernel looks for partitions when a disk is opened first, which is to be over when the backends stand still.
+    // The guest's kernel looks for partitions when a disk is opened first, which is to be over when
+    // the backends stand still.
     let clients = |work: &str| {
         let kinds = KINDS.join(" ");
-        format!("n=0; for kind in {kinds}; do n=$((n + 1)); {work} || break; done; [ $n = {} ]", KINDS.len())
+        format!(
+            "n=0; for kind in {kinds}; do n=$((n + 1)); {work} || break; done; [ $n = {} ]",
+            KINDS.len()
+        )
     };
     let connect = clients(
         "nbd-client -unix /tmp/nbd.sock /dev/nbd$n -N $kind >/tmp/nbd 2>&1 && head -c 4096 /dev/nbd$n >/tmp/first",
@@ -326,7 +348,9 @@ fn g6_of_eight_kinds_of_devices_only_the_right_one_gets_what_a_cache_holds() {
         DIRTY_AT / DIRTY_BYTES
     ));
     guest.run(&format!("touch /data/gate; {write}"), COMMAND_MAX).expect("written");
-    guest.run(&clients("nbd-client -d /dev/nbd$n >/tmp/nbd 2>&1"), COMMAND_MAX).expect("disconnected");
+    guest
+        .run(&clients("nbd-client -d /dev/nbd$n >/tmp/nbd 2>&1"), COMMAND_MAX)
+        .expect("disconnected");
     kill(&mut guest);
     are_untouched(&mut guest, &KINDS, "a");
 
@@ -375,7 +399,8 @@ fn g6_of_eight_kinds_of_devices_only_the_right_one_gets_what_a_cache_holds() {
     for (kind, name) in
         [("plain", "vdc"), ("part", "vdd1"), ("dm", "dm-0"), ("nbd", "nbd0"), ("zram", "zram0")]
     {
-        let record = format!("$(grep -l '\"name\": *\"{name}\"' /var/lib/tidepool/device-*.tidepool)");
+        let record =
+            format!("$(grep -l '\"name\": *\"{name}\"' /var/lib/tidepool/device-*.tidepool)");
         let line = format!("tidepool confirm file:/slots/{kind} --record {record}");
         guest.run(&line, COMMAND_MAX).unwrap_or_else(|error| panic!("{kind}: {error}"));
     }
@@ -417,14 +442,18 @@ fn g6_of_eight_kinds_of_devices_only_the_right_one_gets_what_a_cache_holds() {
 /// Changes the disks of the machine that stand for themselves, while it runs.
 fn change_disks(guest: &mut Guest, disks: &Disks, which: &str) {
     for (number, (kind, name)) in
-        [("serial", FIRST.serial), ("plain", FIRST.plain), ("part", FIRST.part)].into_iter().enumerate()
+        [("serial", FIRST.serial), ("plain", FIRST.plain), ("part", FIRST.part)]
+            .into_iter()
+            .enumerate()
     {
         let (path, called) = (disks.path(&format!("{kind}-{which}")), format!("{kind}-{which}"));
         guest.change_disk(number + 1, name, &disk(&path, &called)).expect("changed");
     }
-    // The kernel makes the disk's node first, and those of its partitions when it has read the table.
+    // The kernel makes the disk's node first, and those of its partitions when it has read the
+    // table.
     let there = format!("[ -b /dev/{}1 ]", FIRST.part);
-    let wait =
-        format!("n=0; until {there}; do n=$((n + 1)); [ $n -lt 300 ] || break; sleep 0.1; done; {there}");
+    let wait = format!(
+        "n=0; until {there}; do n=$((n + 1)); [ $n -lt 300 ] || break; sleep 0.1; done; {there}"
+    );
     guest.run(&wait, COMMAND_MAX).expect("a partition");
 }

@@ -1,4 +1,5 @@
-//! Devices that change their names at random while no daemon runs, with dirty data for them in the cache.
+//! Devices that change their names at random while no daemon runs, with dirty data for them in the
+//! cache.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +20,8 @@ const VOLUMES: usize = 2;
 /// Writes of a volume in a round.
 const WRITES: u64 = 6;
 
-/// What a block may have: what is certainly there, and what was written since over it, of which the newest counts.
+/// What a block may have: what is certainly there, and what was written since over it, of which the
+/// newest counts.
 #[derive(Debug, Clone)]
 struct Block {
     certain: Vec<u8>,
@@ -42,7 +44,8 @@ struct Swaps {
     under: [usize; VOLUMES],
     /// The disk for which the cache holds data of each volume.
     owed: [Option<usize>; VOLUMES],
-    /// Something was drained in this round. A kill takes the cache back to its last checkpoint, and so to what it had not drained then.
+    /// Something was drained in this round. A kill takes the cache back to its last checkpoint, and
+    /// so to what it had not drained then.
     drained: bool,
     writes: u64,
     accepted: u32,
@@ -68,7 +71,8 @@ impl Swaps {
             (0..DISK_BYTES as usize / BLOCK).map(certain).collect::<Vec<_>>()
         };
         let blocks: Vec<Vec<Block>> = (0..DISKS).map(blocks).collect();
-        let files: Vec<PathBuf> = (0..DISKS).map(|disk| scratch.join(format!("disk{disk}"))).collect();
+        let files: Vec<PathBuf> =
+            (0..DISKS).map(|disk| scratch.join(format!("disk{disk}"))).collect();
         for (file, blocks) in files.iter().zip(&blocks) {
             let content: Vec<u8> = blocks.iter().flat_map(|block| block.certain.clone()).collect();
             fs::write(file, content).expect("a disk");
@@ -83,7 +87,8 @@ impl Swaps {
             volumes: (0..VOLUMES).map(volume).collect(),
             extra: Vec::new(),
         };
-        let devices = files.iter().map(|file| Some(LoopDevice::new(file).expect("a loop device"))).collect();
+        let devices =
+            files.iter().map(|file| Some(LoopDevice::new(file).expect("a loop device"))).collect();
         let rig = Rig::within(scratch, &options).expect("a daemon");
         let mut swaps = Swaps {
             rig,
@@ -111,7 +116,8 @@ impl Swaps {
         }
     }
 
-    /// Puts other devices, or the right ones, into the slots, and has some of them come back under other names of the kernel's.
+    /// Puts other devices, or the right ones, into the slots, and has some of them come back under
+    /// other names of the kernel's.
     fn swap(&mut self) {
         for volume in 0..VOLUMES {
             let other = self.under[1 - volume];
@@ -157,7 +163,8 @@ impl Swaps {
         self.swap();
     }
 
-    /// Looks whether a volume is served as it must be, and reads what its disk has; a client of one that is served.
+    /// Looks whether a volume is served as it must be, and reads what its disk has; a client of one
+    /// that is served.
     fn begin(&mut self, volume: usize) -> Option<Client> {
         let (name, disk) = (format!("vm{volume}"), self.under[volume]);
         let report = loop {
@@ -172,7 +179,11 @@ impl Swaps {
         let is_served = report["state"] != "unavailable";
         let error = &report["error"];
         let owed = &self.owed;
-        assert_eq!(is_served, is_right && is_free, "volume {volume} on disk {disk}, {owed:?} owed: {error}");
+        assert_eq!(
+            is_served,
+            is_right && is_free,
+            "volume {volume} on disk {disk}, {owed:?} owed: {error}"
+        );
         if !is_served {
             self.refused += 1;
             return None;
@@ -180,7 +191,8 @@ impl Swaps {
         self.accepted += 1;
         let mut client = Client::connect(&self.rig.socket, &name).expect("connected");
         let found = client.read(0, DISK_BYTES as usize).expect("read");
-        let wanted: Vec<u8> = self.blocks[disk].iter().flat_map(|block| block.newest().to_vec()).collect();
+        let wanted: Vec<u8> =
+            self.blocks[disk].iter().flat_map(|block| block.newest().to_vec()).collect();
         assert!(found == wanted, "volume {volume} reads something else than disk {disk} has");
         // The first flush waits until the record says that the cache has begun anew.
         self.write(volume, &mut client);
@@ -208,12 +220,15 @@ impl Swaps {
         self.drained = true;
     }
 
-    /// Every disk has what was made there, and of what was written to it at most what is not certain yet.
+    /// Every disk has what was made there, and of what was written to it at most what is not
+    /// certain yet.
     fn compare(&self) {
         for (disk, file) in self.files.iter().enumerate() {
             let found = fs::read(file).expect("a disk");
             let mut strange = BTreeMap::new();
-            for (number, (found, block)) in found.chunks_exact(BLOCK).zip(&self.blocks[disk]).enumerate() {
+            for (number, (found, block)) in
+                found.chunks_exact(BLOCK).zip(&self.blocks[disk]).enumerate()
+            {
                 if found != block.certain && block.since.iter().all(|since| since != found) {
                     strange.insert(number, String::from_utf8_lossy(&found[..40]).into_owned());
                 }
@@ -243,7 +258,10 @@ impl Swaps {
         for (disk, file) in self.files.iter().enumerate() {
             let wanted: Vec<u8> =
                 self.blocks[disk].iter().flat_map(|block| block.newest().to_vec()).collect();
-            assert!(fs::read(file).expect("a disk") == wanted, "disk {disk} lacks what was written to it");
+            assert!(
+                fs::read(file).expect("a disk") == wanted,
+                "disk {disk} lacks what was written to it"
+            );
         }
     }
 }

@@ -1,5 +1,6 @@
-//! Every single operation on the cache device fails, one after the other, once or from then on, while a short script runs: nothing wrong
-//! is ever read, nothing is lost silently, and what the daemon says is one clear line.
+//! Every single operation on the cache device fails, one after the other, once or from then on,
+//! while a short script runs: nothing wrong is ever read, nothing is lost silently, and what the
+//! daemon says is one clear line.
 
 use std::collections::BTreeMap;
 use std::panic::catch_unwind;
@@ -84,12 +85,17 @@ impl Book {
     /// What is acknowledged is on stable media.
     fn flushed(&mut self) {
         for sector in &mut self.sectors {
-            *sector =
-                Sector(sector.current().zip(std::iter::once(true).chain(std::iter::repeat(false))).collect());
+            *sector = Sector(
+                sector
+                    .current()
+                    .zip(std::iter::once(true).chain(std::iter::repeat(false)))
+                    .collect(),
+            );
         }
     }
 
-    /// Checks what was read from `first` on; after a power loss it may be older, and is what counts from now on.
+    /// Checks what was read from `first` on; after a power loss it may be older, and is what counts
+    /// from now on.
     fn check(&mut self, first: u64, data: &[u8], power_lost: bool) -> Result<(), String> {
         for (sector, bytes) in (first..).zip(data.chunks_exact(SECTOR_BYTES)) {
             let entry = &self.sectors[sector as usize];
@@ -99,7 +105,10 @@ impl Book {
                 false => entry.current().find(is),
             };
             let Some(found) = found else {
-                return Err(format!("sector {sector} holds {}; it may hold {entry:?}", describe(bytes)));
+                return Err(format!(
+                    "sector {sector} holds {}; it may hold {entry:?}",
+                    describe(bytes)
+                ));
             };
             if power_lost {
                 self.sectors[sector as usize] = Sector(vec![(found, true)]);
@@ -126,7 +135,8 @@ impl<'a> Run<'a> {
         Run { rig, book, client: None, may_lose, refused: 0, power_lost: false }
     }
 
-    /// Starts the daemon, or returns its complaint. One that holds what may be given up stays, and does not serve it.
+    /// Starts the daemon, or returns its complaint. One that holds what may be given up stays, and
+    /// does not serve it.
     fn start(&mut self) -> Result<(), String> {
         match self.rig.rig.daemon.start() {
             Ok(_) => {
@@ -152,17 +162,23 @@ impl<'a> Run<'a> {
     fn last_words(&self) -> String {
         let log = self.rig.rig.daemon.log();
         assert!(!log.contains("panicked") && !log.contains("internal error"), "{log}");
-        let line = log.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default().to_string();
+        let line =
+            log.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default().to_string();
         assert!(line.starts_with("tidepool: "), "it ends with a complaint: {log}");
         line
     }
 
-    /// Whether a request was answered with success. An I/O error may only be where something can be lost.
+    /// Whether a request was answered with success. An I/O error may only be where something can be
+    /// lost.
     fn outcome(&mut self, what: &str, outcome: Result<(), Error>) -> bool {
         match outcome {
             Ok(()) => true,
             Err(Error::Refused { errno: EIO, .. }) => {
-                assert!(self.may_lose, "{what} is answered with EIO; log: {}", self.rig.rig.daemon.log());
+                assert!(
+                    self.may_lose,
+                    "{what} is answered with EIO; log: {}",
+                    self.rig.rig.daemon.log()
+                );
                 self.refused += 1;
                 false
             }
@@ -339,7 +355,8 @@ enum Outcome {
     Lost,
 }
 
-/// Runs the script with a fault; returns where everything is, or `None` when the script has no such operation.
+/// Runs the script with a fault; returns where everything is, or `None` when the script has no such
+/// operation.
 fn run(fault: Fault, seed: u64) -> Option<Outcome> {
     let mut rig = rig();
     let mut book = Book::new(seed);
@@ -358,7 +375,8 @@ fn run(fault: Fault, seed: u64) -> Option<Outcome> {
 }
 
 fn rig() -> FaultyRig {
-    let options = FaultyOptions { image_bytes: IMAGE_BYTES, class: "nvme", ..FaultyOptions::default() };
+    let options =
+        FaultyOptions { image_bytes: IMAGE_BYTES, class: "nvme", ..FaultyOptions::default() };
     FaultyRig::new(&options).expect("a rig")
 }
 
@@ -397,7 +415,12 @@ impl Tally {
 
     fn check(&self) {
         println!("{:?}", self.outcomes);
-        assert!(self.wrong.is_empty(), "{} faults are not survived: {:?}", self.wrong.len(), self.wrong);
+        assert!(
+            self.wrong.is_empty(),
+            "{} faults are not survived: {:?}",
+            self.wrong.len(),
+            self.wrong
+        );
     }
 }
 
@@ -414,7 +437,8 @@ fn g1_g7_a_device_operation_that_fails_makes_nothing_wrong_and_nothing_silent() 
         let stride = ((count + 1 - first) / runs).max(1);
         for at in 0..runs {
             let number = first + at * stride + seed % stride;
-            let (times, remains) = (TIMES[(at + seed) as usize % 2], REMAINS[(at + seed) as usize % 3]);
+            let (times, remains) =
+                (TIMES[(at + seed) as usize % 2], REMAINS[(at + seed) as usize % 3]);
             tally.take(Fault { kind, number, times, remains }, seed);
         }
     }
@@ -430,8 +454,9 @@ fn g1_g7_every_device_operation_fails_once_and_from_then_on_and_nothing_is_wrong
     for kind in [Kind::Read, Kind::Flush, Kind::Write] {
         for times in TIMES {
             let remains = |number: u64| REMAINS[number as usize % 3];
-            let fails =
-                |&number: &u64| tally.take(Fault { kind, number, times, remains: remains(number) }, seed);
+            let fails = |&number: &u64| {
+                tally.take(Fault { kind, number, times, remains: remains(number) }, seed)
+            };
             let runs = (1..).take_while(fails).count();
             println!("{kind:?} {times:?}: {runs} operations");
         }

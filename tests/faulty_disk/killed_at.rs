@@ -1,5 +1,5 @@
-//! `kill -9`, and power failures, at every step of what the daemon does on its devices: the device holds the operation, of which it has
-//! done nothing, a part or all, until the daemon is dead.
+//! `kill -9`, and power failures, at every step of what the daemon does on its devices: the device
+//! holds the operation, of which it has done nothing, a part or all, until the daemon is dead.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -208,16 +208,19 @@ fn ask_for_checkpoint(admin: &Admin) {
     let _ = admin.exchange("PATCH", &format!("/v1/volumes/{VOLUME}"), Some(&body));
 }
 
-/// Reads the part of the volume that nobody writes, some of it again and again, until the daemon is gone.
+/// Reads the part of the volume that nobody writes, some of it again and again, until the daemon is
+/// gone.
 fn read_the_rest(socket: &Path, seed: u64) {
     let Ok(mut client) = Client::connect(socket, VOLUME) else { return };
     let mut rng = Rng::new(seed);
     loop {
         let end = if rng.chance(50) { 48 * MIB } else { IMAGE_BYTES };
-        let place =
-            WORKLOAD_BYTES + rng.below((end - WORKLOAD_BYTES) / READ_BYTES as u64) * READ_BYTES as u64;
+        let place = WORKLOAD_BYTES
+            + rng.below((end - WORKLOAD_BYTES) / READ_BYTES as u64) * READ_BYTES as u64;
         match client.read(place, READ_BYTES) {
-            Ok(data) => assert!(data.iter().all(|&byte| byte == 0), "nobody has written at {place}"),
+            Ok(data) => {
+                assert!(data.iter().all(|&byte| byte == 0), "nobody has written at {place}")
+            }
             Err(Error::Disconnected) => return,
             Err(error) => panic!("{error}"),
         }
@@ -233,7 +236,9 @@ fn at_format(ends: &mut Ends, seed: u64) -> Result<(), Error> {
         for end in ends.take() {
             println!("format: {step:?} {number}, {end:?}");
             let mut rig = FaultyRig::new(&options())?;
-            hold(&rig.device, number, end.remains, move |operation| Step::of_cache(operation) == step);
+            hold(&rig.device, number, end.remains, move |operation| {
+                Step::of_cache(operation) == step
+            });
             rig.rig.daemon.start_unready()?;
             let held = rig.wait_held(&rig.device, &format!("{step:?} of a format"));
             die(&mut rig, end, seed)?;
@@ -273,9 +278,12 @@ fn in_recovery(ends: &mut Ends, seed: u64) -> Result<(), Error> {
             life.workload.run(REQUESTS)?;
             life.rig.kill()?;
             life.workload.server_died();
-            hold(&life.rig.device, number, end.remains, move |operation| Step::of_cache(operation) == step);
+            hold(&life.rig.device, number, end.remains, move |operation| {
+                Step::of_cache(operation) == step
+            });
             life.rig.rig.daemon.start_unready()?;
-            let held = life.rig.wait_held(&life.rig.device, &format!("{step:?} {number} of a recovery"));
+            let held =
+                life.rig.wait_held(&life.rig.device, &format!("{step:?} {number} of a recovery"));
             die(&mut life.rig, end, seed ^ life.deaths)?;
             held?;
             life.come_back(end)?;
@@ -290,9 +298,13 @@ fn at_the_end(ends: &mut Ends, seed: u64) -> Result<(), Error> {
         for end in ends.take() {
             println!("orderly end: {step:?} {number}, {end:?}");
             life.workload.run(REQUESTS)?;
-            hold(&life.rig.device, number, end.remains, move |operation| Step::of_cache(operation) == step);
+            hold(&life.rig.device, number, end.remains, move |operation| {
+                Step::of_cache(operation) == step
+            });
             life.rig.rig.daemon.signal(Signal::TERM)?;
-            let held = life.rig.wait_held(&life.rig.device, &format!("{step:?} {number} of an orderly end"));
+            let held = life
+                .rig
+                .wait_held(&life.rig.device, &format!("{step:?} {number} of an orderly end"));
             die(&mut life.rig, end, seed ^ life.deaths)?;
             held?;
             life.come_back(end)?;
@@ -309,7 +321,9 @@ fn in_the_drain(ends: &mut Ends, seed: u64) -> Result<(), Error> {
             life.workload.run(REQUESTS)?;
             let held = |rig: &FaultyRig| {
                 let device = rig.image_device.as_ref().expect("the image has a device");
-                hold(device, number, end.remains, move |operation| BackendStep::of(operation) == step);
+                hold(device, number, end.remains, move |operation| {
+                    BackendStep::of(operation) == step
+                });
                 rig.wait_held(device, &format!("{step:?} {number}"))
             };
             life.die_under_load(held, Stir::Nothing, end)?;
@@ -321,7 +335,8 @@ fn in_the_drain(ends: &mut Ends, seed: u64) -> Result<(), Error> {
     assert!(life.rig.rig.daemon.terminate()?.success());
     let file = std::fs::File::open(life.rig.image()).expect("the image");
     std::os::unix::fs::FileExt::read_exact_at(&file, &mut image, 0).expect("read");
-    let lost = life.workload.compare(&image).unwrap_or_else(|what| panic!("the drained image: {what}"));
+    let lost =
+        life.workload.compare(&image).unwrap_or_else(|what| panic!("the drained image: {what}"));
     assert_eq!(lost.changes, 0, "the drained image is what was written");
     Ok(())
 }
@@ -346,7 +361,8 @@ fn g2_g3_a_daemon_that_dies_at_any_step_under_load_loses_nothing_that_it_must_no
 }
 
 #[test]
-fn g2_g3_a_daemon_that_dies_at_any_step_of_a_recovery_or_of_its_end_loses_nothing_that_it_must_not() {
+fn g2_g3_a_daemon_that_dies_at_any_step_of_a_recovery_or_of_its_end_loses_nothing_that_it_must_not()
+{
     let _turn = one_at_a_time();
     let (mut ends, seed) = short(73);
     in_recovery(&mut ends, seed).expect("nothing is lost or stale");

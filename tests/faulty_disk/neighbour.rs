@@ -12,7 +12,8 @@ use tidepool_tests::rig::{MIB, Rig, RigOptions};
 
 /// Size of each image.
 const IMAGE_BYTES: u64 = 64 * MIB;
-/// Requests that wait for the device: more than the kernel has threads at first for operations that may sleep, four for each processor.
+/// Requests that wait for the device: more than the kernel has threads at first for operations that
+/// may sleep, four for each processor.
 const REQUESTS: u64 = 256;
 /// Writes that are sent at once; the daemon takes so many of a connection.
 const WRITES: u64 = 64;
@@ -33,7 +34,8 @@ impl Neighbours {
         let scratch = Scratch::new("neighbour").expect("a directory");
         let spec = preset::find("ssd-sata-plp").expect("a class").spec;
         let backing = scratch.join("slow.backing");
-        let device = Emulated::start(spec, IMAGE_BYTES + 16 * MIB, &[], &backing, &scratch.join("slow"));
+        let device =
+            Emulated::start(spec, IMAGE_BYTES + 16 * MIB, &[], &backing, &scratch.join("slow"));
         let device = device.expect("a device");
         device.pause(true);
         let (slow, own) = (device.directory().join("image"), scratch.join("image"));
@@ -43,8 +45,10 @@ impl Neighbours {
             File::open(image).and_then(|file| file.sync_all()).expect("it is stable");
         }
         let volumes = [("slow", &slow), ("own", &own)];
-        let volumes = volumes.map(|(name, image)| (name.to_string(), format!("file:{}", image.display())));
-        let options = RigOptions { cache_bytes: 256 * MIB, volumes: volumes.into(), extra: Vec::new() };
+        let volumes =
+            volumes.map(|(name, image)| (name.to_string(), format!("file:{}", image.display())));
+        let options =
+            RigOptions { cache_bytes: 256 * MIB, volumes: volumes.into(), extra: Vec::new() };
         let mut rig = Rig::within(scratch, &options).expect("a rig");
         rig.daemon.start().expect("it starts");
         Neighbours { device, rig }
@@ -63,7 +67,10 @@ fn goes_on(client: &mut Client) {
     for block in 0..64 {
         client.write(block * 4096, &[block as u8; 4096]).expect("a write is answered");
         client.flush().expect("a flush is answered");
-        assert_eq!(client.read(32 * MIB + block * 4096, 4096).expect("a read is answered"), [7; 4096]);
+        assert_eq!(
+            client.read(32 * MIB + block * 4096, 4096).expect("a read is answered"),
+            [7; 4096]
+        );
     }
 }
 
@@ -91,10 +98,16 @@ fn g8_an_image_whose_reads_stand_still_keeps_no_other_volume_waiting() {
     let both = Neighbours::new();
     let mut other = both.other_client();
     let stands_still = StandsStill::new(&both.device);
-    let (_, mut sender, mut receiver) = nbd::connect(&both.rig.socket, "slow").expect("a connection");
+    let (_, mut sender, mut receiver) =
+        nbd::connect(&both.rig.socket, "slow").expect("a connection");
     for number in 0..REQUESTS {
-        let command =
-            Command { kind: READ, flags: 0, cookie: number, offset: number * (64 << 10), len: 4096 };
+        let command = Command {
+            kind: READ,
+            flags: 0,
+            cookie: number,
+            offset: number * (64 << 10),
+            len: 4096,
+        };
         sender.send(command, &[]).expect("sent");
     }
     goes_on(&mut other);
@@ -115,10 +128,13 @@ fn g8_an_image_that_is_written_while_its_flush_stands_still_keeps_no_other_volum
     let mut other = both.other_client();
     let body = serde_json::json!({ "mode": "write-around" });
     both.rig.admin.call("PATCH", "/v1/volumes/slow", Some(&body)).expect("the mode");
-    let (_, mut sender, mut receiver) = nbd::connect(&both.rig.socket, "slow").expect("a connection");
+    let (_, mut sender, mut receiver) =
+        nbd::connect(&both.rig.socket, "slow").expect("a connection");
     let mut send = |kind, number: u64| {
-        let (len, data) = if kind == WRITE { (4096, [number as u8; 4096].to_vec()) } else { (0, Vec::new()) };
-        let command = Command { kind, flags: 0, cookie: number, offset: number * len, len: len as u32 };
+        let (len, data) =
+            if kind == WRITE { (4096, [number as u8; 4096].to_vec()) } else { (0, Vec::new()) };
+        let command =
+            Command { kind, flags: 0, cookie: number, offset: number * len, len: len as u32 };
         sender.send(command, &data).expect("sent");
     };
     send(WRITE, 0);

@@ -1,5 +1,5 @@
-//! The power fails at random moments under load, and while the daemon recovers from that: nothing flushed is lost, and of the rest only a
-//! tail of the acknowledged order.
+//! The power fails at random moments under load, and while the daemon recovers from that: nothing
+//! flushed is lost, and of the rest only a tail of the acknowledged order.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -74,7 +74,8 @@ fn lives(
     rig.rig.admin.drain(VOLUME)?;
     assert!(rig.rig.daemon.terminate()?.success(), "{}", rig.rig.daemon.log_tail());
     rig.lose_power(rng.word())?;
-    let image = std::fs::read(rig.image()).map_err(|source| Error::Io { what: "no image".into(), source })?;
+    let image = std::fs::read(rig.image())
+        .map_err(|source| Error::Io { what: "no image".into(), source })?;
     let lost = workload.compare(&image).unwrap_or_else(|what| panic!("the drained image: {what}"));
     assert_eq!(lost.changes, 0, "the drained image is what was written");
     let summary = workload.summary();
@@ -102,7 +103,10 @@ fn g3_power_failures_under_load_and_in_recovery_take_nothing_flushed_and_only_a_
     let image_too = FaultyOptions { image_device: true, ..options() };
     lives(&image_too, few_flushes(), seed + 2, FAILURES, &mut tally).expect("it comes back");
     println!("{tally:?}");
-    assert!(tally.with_loss > 0, "something that was not flushed is lost, else nothing is shown: {tally:?}");
+    assert!(
+        tally.with_loss > 0,
+        "something that was not flushed is lost, else nothing is shown: {tally:?}"
+    );
 }
 
 #[test]

@@ -13,8 +13,10 @@ fn g8_with_a_stopped_backend_hits_go_on_and_writes_are_absorbed_up_to_the_quota(
     let size_bytes = 256 * MIB;
     let rig = Rig::with_file(size_bytes, 256 * MIB).expect("the daemon starts");
     let seed = rng::seed(41);
-    let options =
-        WorkloadOptions { mix: Mix::aligned_writes(256 << 10), ..WorkloadOptions::new(seed, size_bytes) };
+    let options = WorkloadOptions {
+        mix: Mix::aligned_writes(256 << 10),
+        ..WorkloadOptions::new(seed, size_bytes)
+    };
     let mut workload = rig.workload(options).expect("connect");
     workload.run(300).expect("a run");
     rig.admin.drain(VOLUME).expect("drain");
@@ -48,7 +50,10 @@ fn g8_with_a_stopped_backend_hits_go_on_and_writes_are_absorbed_up_to_the_quota(
         assert!(rig.volume_number("dirty_bytes") <= quota);
         stop.store(true, Ordering::Relaxed);
         rig.open_gate();
-        assert_eq!(run.join().expect("no panic").expect("all completes when it returns"), Progress::Done);
+        assert_eq!(
+            run.join().expect("no panic").expect("all completes when it returns"),
+            Progress::Done
+        );
     });
     workload.verify().expect("nothing is lost");
     workload.disconnect().expect("goodbye");
@@ -67,17 +72,22 @@ fn g8_one_stopped_backend_does_not_stop_another_volume() {
         let image = scratch.join(name);
         std::fs::File::create(&image).and_then(|file| file.set_len(size_bytes)).expect("an image");
         let gate = scratch.join(format!("{name}.gate"));
-        volumes.push((name.to_string(), format!("file:{}?gate={}", image.display(), gate.display())));
+        volumes
+            .push((name.to_string(), format!("file:{}?gate={}", image.display(), gate.display())));
     }
     let options = RigOptions { cache_bytes: 192 * MIB, volumes, extra: Vec::new() };
     let mut rig = Rig::within(scratch, &options).expect("a rig");
     rig.daemon.start().expect("the daemon starts");
     let seed = rng::seed(42);
-    // A read that misses would wait for the stopped backend and keep its place among the requests in flight.
+    // A read that misses would wait for the stopped backend and keep its place among the requests
+    // in flight.
     let mix = Mix::aligned_writes(256 << 10);
     let make = |name: &str, volume: u32| {
-        let options =
-            WorkloadOptions { mix, volume, ..WorkloadOptions::new(seed + u64::from(volume), size_bytes) };
+        let options = WorkloadOptions {
+            mix,
+            volume,
+            ..WorkloadOptions::new(seed + u64::from(volume), size_bytes)
+        };
         let mut workload = tidepool_testkit::stamps::Workload::new(options);
         workload.connect(&rig.socket, name).expect("connect");
         workload
@@ -91,7 +101,8 @@ fn g8_one_stopped_backend_does_not_stop_another_volume() {
         rig.admin
             .wait_volume("stopped", Duration::from_secs(120), |volume| volume["state"] == "full")
             .expect("the stopped volume fills its quota");
-        // Far more than the cache holds: it has to be drained and reclaimed beside the stopped volume's dirty data.
+        // Far more than the cache holds: it has to be drained and reclaimed beside the stopped
+        // volume's dirty data.
         assert_eq!(free.run(6000).expect("the other goes on"), Progress::Done);
         free.verify().expect("and is right");
         stop.store(true, Ordering::Relaxed);
@@ -106,7 +117,8 @@ fn g8_a_volume_larger_than_the_cache_is_reclaimed_under_load_without_an_error() 
     let _turn = one_at_a_time();
     let size_bytes = 512 * MIB;
     let rig = Rig::with_file(size_bytes, 128 * MIB).expect("the daemon starts");
-    let mut workload = rig.workload(WorkloadOptions::new(rng::seed(43), size_bytes)).expect("connect");
+    let mut workload =
+        rig.workload(WorkloadOptions::new(rng::seed(43), size_bytes)).expect("connect");
     for _ in 0..3 {
         assert_eq!(workload.run(6000).expect("a run"), Progress::Done);
         assert_eq!(workload.verify().expect("right"), Progress::Done);

@@ -13,8 +13,8 @@ const IMAGE_BYTES: u64 = 16 * MIB;
 
 fn served(cluster: &Cluster, uri: String) -> Rig {
     let volumes = vec![(VOLUME.to_string(), uri)];
-    let mut rig =
-        Rig::new(&RigOptions { cache_bytes: 128 * MIB, volumes, extra: Vec::new() }).expect("a rig");
+    let mut rig = Rig::new(&RigOptions { cache_bytes: 128 * MIB, volumes, extra: Vec::new() })
+        .expect("a rig");
     rig.daemon.start().expect("the daemon starts");
     let volume = rig.admin.volume(VOLUME).expect("a status");
     assert_eq!(volume["state"], "serving", "{volume} {}", cluster.dir().display());
@@ -29,15 +29,30 @@ fn write(rig: &Rig, seed: u64) -> Vec<u8> {
 
 /// What mirroring does to its images, and that none of it changes one that is cached.
 const MIRRORING: &[(Client, Verdict)] = &[
-    (Client { name: "rbd mirror image snapshot", line: "rbd mirror image snapshot IMG" }, Verdict::Refused),
-    (Client { name: "rbd mirror image demote", line: "rbd mirror image demote IMG" }, Verdict::Refused),
+    (
+        Client { name: "rbd mirror image snapshot", line: "rbd mirror image snapshot IMG" },
+        Verdict::Refused,
+    ),
+    (
+        Client { name: "rbd mirror image demote", line: "rbd mirror image demote IMG" },
+        Verdict::Refused,
+    ),
     (
         Client { name: "rbd mirror image promote", line: "rbd mirror image promote --force IMG" },
         Verdict::Refused,
     ),
-    (Client { name: "rbd mirror image resync", line: "rbd mirror image resync IMG" }, Verdict::Refused),
-    (Client { name: "rbd mirror pool demote", line: "rbd mirror pool demote rbd" }, Verdict::Refused),
-    (Client { name: "rbd mirror image disable", line: "rbd mirror image disable IMG" }, Verdict::Harmless),
+    (
+        Client { name: "rbd mirror image resync", line: "rbd mirror image resync IMG" },
+        Verdict::Refused,
+    ),
+    (
+        Client { name: "rbd mirror pool demote", line: "rbd mirror pool demote rbd" },
+        Verdict::Refused,
+    ),
+    (
+        Client { name: "rbd mirror image disable", line: "rbd mirror image disable IMG" },
+        Verdict::Harmless,
+    ),
 ];
 
 /// How many snapshots of the image belong to mirroring.
@@ -61,8 +76,9 @@ fn g6_an_image_that_is_mirrored_by_snapshots_gets_them_through_the_daemon() {
     let mut rig = served(&cluster, cluster.uri(IMAGE));
     let volume = rig.admin.volume(VOLUME).expect("a status");
     assert!(volume["notes"].is_null(), "{volume}");
-    let asked = ["volume", "snap", "mirror", VOLUME, "--admin", &rig.admin.socket().to_string_lossy()]
-        .map(str::to_owned);
+    let asked =
+        ["volume", "snap", "mirror", VOLUME, "--admin", &rig.admin.socket().to_string_lossy()]
+            .map(str::to_owned);
     let refused = daemon::run(&asked).expect("tidepool runs");
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && said.contains("not mirrored by snapshots"), "{said}");
@@ -76,13 +92,19 @@ fn g6_an_image_that_is_mirrored_by_snapshots_gets_them_through_the_daemon() {
     assert!(said.contains("volume snap mirror"), "{said}");
     let rig = served(&cluster, cluster.uri(IMAGE));
     let volume = rig.admin.volume(VOLUME).expect("a status");
-    assert!(volume["notes"][0].as_str().is_some_and(|note| note.contains("volume snap mirror")), "{volume}");
+    assert!(
+        volume["notes"][0].as_str().is_some_and(|note| note.contains("volume snap mirror")),
+        "{volume}"
+    );
 
     let model = write(&rig, 1);
     let before = mirror_snapshots(&cluster);
     let taken = rig.admin.call("POST", &format!("/v1/volumes/{VOLUME}/mirror-snapshots"), None);
     let taken = taken.expect("a snapshot is taken");
-    assert!(taken["snapshot"].as_str().is_some_and(|name| name.contains("@.mirror.primary.")), "{taken}");
+    assert!(
+        taken["snapshot"].as_str().is_some_and(|name| name.contains("@.mirror.primary.")),
+        "{taken}"
+    );
     assert_eq!(mirror_snapshots(&cluster), before + 1);
     // Whatever was acknowledged before is in the image, and nobody has written since.
     assert_eq!(cluster.rbd_checksum(IMAGE).expect("rbd export"), sum_of(&model));
@@ -96,7 +118,12 @@ fn g6_an_image_that_is_mirrored_by_snapshots_gets_them_through_the_daemon() {
         let fits = if *verdict == Verdict::Refused { is_refused } else { outcome == Outcome::Done };
         assert!(fits, "{}: {outcome}", client.name);
         seen.push((client.name, *verdict));
-        assert_eq!(State::of(&cluster, IMAGE).expect("the image can be read"), state, "{}", client.name);
+        assert_eq!(
+            State::of(&cluster, IMAGE).expect("the image can be read"),
+            state,
+            "{}",
+            client.name
+        );
     }
     check_manual(Column::Served, seen.into_iter());
     let mut client = Nbd::connect(&rig.socket, VOLUME).expect("connected");
@@ -115,8 +142,10 @@ fn g8_an_image_whose_namespace_or_pool_is_to_be_deleted_is_missed_and_can_be_giv
     cluster.rbd(&["namespace", "create", "doomed/space"]).expect("a namespace");
     cluster.rbd_create("doomed/space/image", IMAGE_BYTES).expect("an image");
     cluster.rbd_create(IMAGE, IMAGE_BYTES).expect("an image");
-    let mut rig = served(&cluster, cluster.uri(IMAGE).replace("rbd:rbd/image", "rbd:doomed/space/image"));
-    let add = serde_json::json!({ "name": "other", "backend": cluster.uri(IMAGE), "accept_loss": "60m" });
+    let mut rig =
+        served(&cluster, cluster.uri(IMAGE).replace("rbd:rbd/image", "rbd:doomed/space/image"));
+    let add =
+        serde_json::json!({ "name": "other", "backend": cluster.uri(IMAGE), "accept_loss": "60m" });
     rig.admin.call("POST", "/v1/volumes", Some(&add)).expect("it is added");
     let model = write(&rig, 1);
 
@@ -134,7 +163,8 @@ fn g8_an_image_whose_namespace_or_pool_is_to_be_deleted_is_missed_and_can_be_giv
     let newer = write(&rig, 2);
     assert_ne!(newer, model);
     let told = |volume: &serde_json::Value| volume["error"].as_str().is_some();
-    let volume = rig.admin.wait_volume(VOLUME, POLL * POLLS_MAX, told).expect("it says what is wrong");
+    let volume =
+        rig.admin.wait_volume(VOLUME, POLL * POLLS_MAX, told).expect("it says what is wrong");
     println!("served     {:26} {}", pool.name, volume["error"]);
     let error = volume["error"].as_str().expect("an error");
     assert!(error.contains("no such file") && error.contains("--give-up"), "{error}");

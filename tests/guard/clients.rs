@@ -15,14 +15,18 @@ const TIMED_OUT: i32 = 124;
 pub struct Client {
     /// What it is called in the table.
     pub name: &'static str,
-    /// Its command line for a shell, in which `IMG` stands for the image, `CONF` for the cluster's configuration and
-    /// `DIR` for a directory with the files `disk` and `diff`. What it changes beside the image it also undoes.
+    /// Its command line for a shell, in which `IMG` stands for the image, `CONF` for the cluster's
+    /// configuration and `DIR` for a directory with the files `disk` and `diff`. What it changes
+    /// beside the image it also undoes.
     pub line: &'static str,
 }
 
 /// Clients that write: none of them may change a byte of a guarded image, or hang.
 pub const WRITERS: &[Client] = &[
-    Client { name: "qemu-io write", line: "qemu-io -f raw -c 'write -P 0x66 0 64k' rbd:rbd/IMG:conf=CONF" },
+    Client {
+        name: "qemu-io write",
+        line: "qemu-io -f raw -c 'write -P 0x66 0 64k' rbd:rbd/IMG:conf=CONF",
+    },
     Client {
         name: "qemu-io discard",
         line: "qemu-io -f raw -d unmap -c 'discard 0 4M' rbd:rbd/IMG:conf=CONF",
@@ -49,13 +53,19 @@ pub const CHANGERS: &[Client] = &[
         name: "rbd snap create",
         line: "rbd snap create --no-progress IMG@new && rbd snap rm --no-progress IMG@new",
     },
-    Client { name: "rbd snap protect", line: "rbd snap protect IMG@before && rbd snap unprotect IMG@before" },
+    Client {
+        name: "rbd snap protect",
+        line: "rbd snap protect IMG@before && rbd snap unprotect IMG@before",
+    },
     Client {
         name: "rbd snap rename",
         line: "rbd snap rename IMG@before IMG@after && rbd snap rename IMG@after IMG@before",
     },
     Client { name: "rbd resize, larger", line: "rbd resize --no-progress -s 40M IMG" },
-    Client { name: "rbd resize, smaller", line: "rbd resize --no-progress --allow-shrink -s 24M IMG" },
+    Client {
+        name: "rbd resize, smaller",
+        line: "rbd resize --no-progress --allow-shrink -s 24M IMG",
+    },
     Client { name: "rbd object-map rebuild", line: "rbd object-map rebuild --no-progress IMG" },
     Client { name: "rbd sparsify", line: "rbd sparsify --no-progress IMG" },
     Client { name: "rbd flatten", line: "rbd flatten --no-progress IMG" },
@@ -178,7 +188,8 @@ fn outcome(output: &Output) -> Outcome {
 fn told(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    let of_errno = lines.iter().find(|line| line.contains("Read-only file system") || line.contains("(30)"));
+    let of_errno =
+        lines.iter().find(|line| line.contains("Read-only file system") || line.contains("(30)"));
     of_errno.or(lines.last()).map_or_else(String::new, |line| (*line).to_owned())
 }
 
@@ -195,8 +206,9 @@ impl State {
     pub fn of(cluster: &Cluster, image: &str) -> Result<State, tidepool_lab::ClusterError> {
         let info = cluster.rbd(&["info", "--format", "json", image])?;
         let info: serde_json::Value = serde_json::from_str(&info).expect("JSON");
-        let about =
-            ["name", "id", "size", "features", "parent"].map(|key| format!("{key}={}", info[key])).join(" ");
+        let about = ["name", "id", "size", "features", "parent"]
+            .map(|key| format!("{key}={}", info[key]))
+            .join(" ");
         let snapshots = cluster.rbd(&["snap", "ls", "--format", "json", image])?;
         Ok(State { sum: cluster.rbd_checksum(image)?, about, snapshots })
     }

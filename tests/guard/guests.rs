@@ -1,4 +1,5 @@
-//! Clients that need a kernel of their own: a virtual machine that boots on the image itself, and the kernel's RBD client.
+//! Clients that need a kernel of their own: a virtual machine that boots on the image itself, and
+//! the kernel's RBD client.
 
 use std::time::Duration;
 
@@ -19,7 +20,9 @@ const WRITE: &str = "dd if=/dev/urandom bs=65536 count=4 conv=fsync of=";
 /// A guest whose disk is the image itself, through QEMU's own RBD driver.
 fn boot_on_image(image: &GuestImage, cluster: &Cluster, name: &str) -> Guest {
     let conf = cluster.conf().display();
-    image.boot_on(&format!("driver=rbd,pool=rbd,image={name},conf={conf}")).expect("the guest boots")
+    image
+        .boot_on(&format!("driver=rbd,pool=rbd,image={name},conf={conf}"))
+        .expect("the guest boots")
 }
 
 /// Maps an image, writes to it, and unmaps it.
@@ -36,8 +39,13 @@ fn try_guests(stage: &Stage, image: &GuestImage, kernel: &mut Guest, when: &str)
     let name = stage.images[0];
     let before = State::of(&stage.cluster, name).expect("the image can be read");
     let mut vm = boot_on_image(image, &stage.cluster, name);
-    let (said, status) = vm.run_status(&format!("{WRITE}/dev/vda"), MINUTE).expect("the guest answers");
-    println!("{when:10} {:26} status {status}: {}", "qemu, a VM on the image", said.replace('\n', " / "));
+    let (said, status) =
+        vm.run_status(&format!("{WRITE}/dev/vda"), MINUTE).expect("the guest answers");
+    println!(
+        "{when:10} {:26} status {status}: {}",
+        "qemu, a VM on the image",
+        said.replace('\n', " / ")
+    );
     assert_ne!(status, 0, "a write that reaches no image is an error: {said}");
     vm.run("dd if=/dev/vda of=/dev/null bs=65536 count=4", MINUTE).expect("it can be read");
     vm.kill().expect("kill");
@@ -50,8 +58,11 @@ fn try_guests(stage: &Stage, image: &GuestImage, kernel: &mut Guest, when: &str)
     let (said, status) = map(kernel, &stage.cluster, name, ",ro");
     println!("{when:10} {:26} status {status}: {}", "krbd map -o ro", said.trim());
     if status == 0 {
-        kernel.run("dd if=/dev/rbd0 of=/dev/null bs=65536 count=4", MINUTE).expect("it can be read");
-        let (said, status) = kernel.run_status(&format!("{WRITE}/dev/rbd0"), MINUTE).expect("an answer");
+        kernel
+            .run("dd if=/dev/rbd0 of=/dev/null bs=65536 count=4", MINUTE)
+            .expect("it can be read");
+        let (said, status) =
+            kernel.run_status(&format!("{WRITE}/dev/rbd0"), MINUTE).expect("an answer");
         assert_ne!(status, 0, "{said}");
         unmap(kernel, 0);
     }
@@ -63,7 +74,10 @@ impl Stage {
     fn give_back(&mut self) {
         self.rig.daemon.start().expect("its own cache takes the images back");
         for volume in [VOLUME, VICTIM] {
-            self.rig.admin.call("DELETE", &format!("/v1/volumes/{volume}"), None).expect("it is given back");
+            self.rig
+                .admin
+                .call("DELETE", &format!("/v1/volumes/{volume}"), None)
+                .expect("it is given back");
         }
         assert!(self.rig.daemon.terminate().expect("it ends").success());
         for image in self.images {

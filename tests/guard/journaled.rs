@@ -1,5 +1,5 @@
-//! An image with journaling has no guard, and its owner does for others what they cannot do without the lock. While a cache owns it, nobody
-//! changes it all the same.
+//! An image with journaling has no guard, and its owner does for others what they cannot do without
+//! the lock. While a cache owns it, nobody changes it all the same.
 
 use crate::clients::{CHANGERS, Client, Outcome, State, run, sum_of};
 use crate::table::{Column, Verdict, check_manual};
@@ -15,10 +15,14 @@ const OTHER_MIRRORING: &str = "rbd mirror image enable";
 
 /// What changes the image, as far as journaling lets it.
 fn changers() -> Vec<Client> {
-    let some = CHANGERS.iter().filter(|client| ![NEEDS_A_MIRROR, OTHER_MIRRORING].contains(&client.name));
+    let some =
+        CHANGERS.iter().filter(|client| ![NEEDS_A_MIRROR, OTHER_MIRRORING].contains(&client.name));
     let of_journaling = [
         Client { name: "rbd journal reset", line: "rbd journal reset --image IMG" },
-        Client { name: "rbd feature disable journaling", line: "rbd feature disable IMG journaling" },
+        Client {
+            name: "rbd feature disable journaling",
+            line: "rbd feature disable IMG journaling",
+        },
     ];
     some.copied().chain(of_journaling).collect()
 }
@@ -42,8 +46,8 @@ impl Stage {
         rbd(&["snap", "create", "--no-progress", &format!("{IMAGE}@before")]);
         rbd(&["feature", "enable", IMAGE, "journaling"]);
         let volumes = vec![(VOLUME.to_string(), cluster.uri(IMAGE))];
-        let rig =
-            Rig::new(&RigOptions { cache_bytes: 128 * MIB, volumes, extra: Vec::new() }).expect("a rig");
+        let rig = Rig::new(&RigOptions { cache_bytes: 128 * MIB, volumes, extra: Vec::new() })
+            .expect("a rig");
         let mut stage = Stage { cluster, rig, model: vec![0; IMAGE_BYTES as usize] };
         stage.rig.daemon.start().expect("the daemon starts");
         let volume = stage.rig.admin.volume(VOLUME).expect("a status");
@@ -75,7 +79,9 @@ impl Stage {
             let outcome = run(&client, &self.cluster, &self.rig.scratch, IMAGE);
             println!("{when:10} {:26} {outcome}", client.name);
             match outcome {
-                Outcome::Refused(line) if !line.is_empty() => seen.push((client.name, Verdict::Refused)),
+                Outcome::Refused(line) if !line.is_empty() => {
+                    seen.push((client.name, Verdict::Refused))
+                }
                 Outcome::Done if GET_THROUGH.contains(&client.name) => {
                     seen.push((client.name, Verdict::Harmless));
                 }
@@ -92,7 +98,10 @@ impl Stage {
     fn change_it_ourselves(&self) {
         let call = |what: &str, body: serde_json::Value| {
             let path = format!("/v1/volumes/{VOLUME}/{what}");
-            self.rig.admin.call("POST", &path, Some(&body)).unwrap_or_else(|e| panic!("{what} {body}: {e}"));
+            self.rig
+                .admin
+                .call("POST", &path, Some(&body))
+                .unwrap_or_else(|e| panic!("{what} {body}: {e}"));
         };
         for round in 0..3 {
             call("snapshots", serde_json::json!({ "snapshot": format!("s{round}") }));
@@ -114,7 +123,8 @@ fn g1_nobody_changes_a_journaled_image_through_the_handle_of_the_cache_that_owns
     stage.check_volume("changed");
     stage.write(2, 4 * MIB, 8 * MIB as usize);
 
-    // Its owner is dead, and others may take the lock; the image is forbidden to be changed as before.
+    // Its owner is dead, and others may take the lock; the image is forbidden to be changed as
+    // before.
     stage.cluster.osd_stop(0).expect("the OSD is stopped");
     stage.write(3, 8 * MIB, 2 * MIB as usize);
     stage.rig.daemon.kill().expect("kill");
@@ -124,7 +134,11 @@ fn g1_nobody_changes_a_journaled_image_through_the_handle_of_the_cache_that_owns
     stage.rig.admin.drain(VOLUME).expect("drained");
     stage.try_all("restarted");
 
-    stage.rig.admin.call("DELETE", &format!("/v1/volumes/{VOLUME}"), None).expect("it is given back");
+    stage
+        .rig
+        .admin
+        .call("DELETE", &format!("/v1/volumes/{VOLUME}"), None)
+        .expect("it is given back");
     assert!(stage.rig.daemon.terminate().expect("it ends").success());
     assert_eq!(stage.cluster.rbd_checksum(IMAGE).expect("rbd export"), sum_of(&stage.model));
     // An image that is nobody's is changed by everybody.

@@ -1,5 +1,6 @@
-//! The stale-image guard: while the newest data of an image is in a cache, no other client changes a byte of it, whether our
-//! daemon lives or not; once the image is given back, all of them work at once.
+//! The stale-image guard: while the newest data of an image is in a cache, no other client changes
+//! a byte of it, whether our daemon lives or not; once the image is given back, all of them work at
+//! once.
 
 mod around;
 mod clients;
@@ -94,7 +95,8 @@ impl Stage {
         let volumes = vec![(VOLUME.to_string(), uri(images[0])), (VICTIM.to_string(), uri(VICTIM))];
         let options = RigOptions { cache_bytes: 128 * MIB, volumes, extra: Vec::new() };
         let rig = Rig::within(scratch, &options).expect("a rig");
-        let mut stage = Stage { cluster, rig, images, model, through: Vec::new(), seen: Vec::new() };
+        let mut stage =
+            Stage { cluster, rig, images, model, through: Vec::new(), seen: Vec::new() };
         stage.rig.daemon.start().expect("the daemon starts");
         stage.write(3, 0, 4 * MIB as usize);
         for volume in [VOLUME, VICTIM] {
@@ -112,14 +114,16 @@ impl Stage {
         self.model[offset as usize..offset as usize + len].copy_from_slice(&data);
     }
 
-    /// Leaves dirty data behind: nothing can be drained while the OSD stands still, and then the daemon is dead.
+    /// Leaves dirty data behind: nothing can be drained while the OSD stands still, and then the
+    /// daemon is dead.
     fn kill_dirty(&mut self) {
         self.cluster.osd_stop(0).expect("the OSD is stopped");
         self.write(4, 2 * MIB, 16 * MIB as usize);
         self.rig.daemon.kill().expect("kill");
         self.cluster.osd_continue(0).expect("the OSD goes on");
         let cache = self.rig.cache.to_string_lossy().into_owned();
-        let output = daemon::run(["cache", "inspect", &cache, "--format", "json"]).expect("tidepool runs");
+        let output =
+            daemon::run(["cache", "inspect", &cache, "--format", "json"]).expect("tidepool runs");
         let found: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
         // The images are clones, whose parent has a volume, too.
         let is_served = |volume: &&serde_json::Value| volume["read_only"] == false;
@@ -136,16 +140,24 @@ impl Stage {
                     break;
                 }
             }
-            assert_ne!(last.sum(), clients::sum_of(&self.model), "something is missing in the image");
+            assert_ne!(
+                last.sum(),
+                clients::sum_of(&self.model),
+                "something is missing in the image"
+            );
         }
     }
 
-    /// Addresses of the clients that have an image open, or have died with it open in the last 30 s.
+    /// Addresses of the clients that have an image open, or have died with it open in the last
+    /// 30 s.
     fn watchers(&self, image: &str) -> BTreeSet<String> {
         let status = self.cluster.rbd(&["status", "--format", "json", image]).expect("rbd status");
         let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
         let watchers = status["watchers"].as_array().expect("a list");
-        watchers.iter().map(|watcher| watcher["address"].as_str().expect("an address").to_owned()).collect()
+        watchers
+            .iter()
+            .map(|watcher| watcher["address"].as_str().expect("an address").to_owned())
+            .collect()
     }
 
     /// Waits until the OSD has forgotten the clients that have died.
@@ -154,11 +166,15 @@ impl Stage {
             if self.is_forgotten(image) {
                 continue;
             }
-            // A client that dies while its watch is being registered is never forgotten (Ceph's tracker, 58120), not even when it is
-            // fenced, until the OSD peers anew and finds that nobody pings.
+            // A client that dies while its watch is being registered is never forgotten (Ceph's
+            // tracker, 58120), not even when it is fenced, until the OSD peers anew and finds that
+            // nobody pings.
             let left = self.watchers(image);
             self.cluster.ceph(&["osd", "down", "0"]).expect("the OSD peers anew");
-            assert!(self.is_forgotten(image), "a dead client of {image} is never forgotten: {left:?}");
+            assert!(
+                self.is_forgotten(image),
+                "a dead client of {image} is never forgotten: {left:?}"
+            );
         }
     }
 
@@ -172,8 +188,8 @@ impl Stage {
         })
     }
 
-    /// Runs clients on a guarded image. Not one may hang or change a byte; which of them get through otherwise, beside
-    /// those named in `allowed`, is noted.
+    /// Runs clients on a guarded image. Not one may hang or change a byte; which of them get
+    /// through otherwise, beside those named in `allowed`, is noted.
     fn try_all(&mut self, when: &str, image: &str, clients: &[Client], allowed: &[&str]) {
         let before = State::of(&self.cluster, image).expect("the image can be read");
         for some in clients.chunks(CLIENTS_A_LOOK) {
@@ -219,7 +235,10 @@ impl Stage {
         let (status, line) = complaint(&output.expect("tidepool runs"));
         println!("{when:10} {:26} {line}", "second Tidepool");
         assert_eq!(status, 1);
-        assert_eq!(State::of(&self.cluster, self.images[0]).expect("the image can be read"), before);
+        assert_eq!(
+            State::of(&self.cluster, self.images[0]).expect("the image can be read"),
+            before
+        );
     }
 
     /// An image that somebody has moved to the trash is missed, and served again when it is back.
@@ -233,9 +252,12 @@ impl Stage {
             volume["error"].as_str().is_some_and(|error| error.contains("rbd trash restore")),
             "{volume}"
         );
-        self.cluster.rbd(&["trash", "restore", info["id"].as_str().expect("an id")]).expect("it is back");
-        let serving =
-            |volume: &serde_json::Value| volume["state"] == "serving" || volume["state"] == "draining";
+        self.cluster
+            .rbd(&["trash", "restore", info["id"].as_str().expect("an id")])
+            .expect("it is back");
+        let serving = |volume: &serde_json::Value| {
+            volume["state"] == "serving" || volume["state"] == "draining"
+        };
         self.rig.admin.wait_volume(VICTIM, POLL * POLLS_MAX, serving).expect("it is found again");
         self.rig.daemon.kill().expect("kill");
     }
@@ -248,8 +270,8 @@ impl Stage {
             let outcome = run(client, &self.cluster, &self.rig.scratch, image);
             println!("{when:10} {:26} {outcome}", client.name);
             match &outcome {
-                Outcome::Refused(line) if client.name == NOT_EVERYWHERE && line.contains("not supported") => {
-                }
+                Outcome::Refused(line)
+                    if client.name == NOT_EVERYWHERE && line.contains("not supported") => {}
                 _ => assert_eq!(outcome, Outcome::Done, "{}", client.name),
             }
         }
@@ -259,7 +281,10 @@ impl Stage {
         let mut second = Rig::new(&options).expect("a rig");
         second.daemon.start().expect("another cache may have it");
         println!("{when:10} {:26} DONE", "second Tidepool");
-        second.admin.call("DELETE", &format!("/v1/volumes/{VOLUME}"), None).expect("it is given back");
+        second
+            .admin
+            .call("DELETE", &format!("/v1/volumes/{VOLUME}"), None)
+            .expect("it is given back");
         assert!(second.daemon.terminate().expect("it ends").success());
     }
 
@@ -282,7 +307,8 @@ fn an_image_that_was_written_all_the_same_is_not_drained_over_and_both_sides_are
     stage.wait_forgotten(&stage.images);
     let image = stage.images[0];
     let uri = stage.cluster.uri(image);
-    // Somebody takes the cache for lost, and others write: where it has dirty data, and where it has nothing.
+    // Somebody takes the cache for lost, and others write: where it has dirty data, and where it
+    // has nothing.
     let given_up = daemon::run(["recover", &uri, "--accept-loss"]).expect("tidepool runs");
     assert!(given_up.status.success(), "{given_up:?}");
     let foreign = Client {
@@ -297,18 +323,34 @@ fn an_image_that_was_written_all_the_same_is_not_drained_over_and_both_sides_are
         stage.rig.admin.volume(VOLUME).expect("a status")
     };
     let error = volume["error"].as_str().expect("it is refused").to_string();
-    assert!(error.contains("must not be written over") && error.contains("tidepool cache export"), "{error}");
+    assert!(
+        error.contains("must not be written over") && error.contains("tidepool cache export"),
+        "{error}"
+    );
     assert!(stage.rig.daemon.terminate().expect("it ends").success());
-    assert_eq!(stage.cluster.rbd_checksum(image).expect("rbd export"), theirs, "nothing is drained over it");
+    assert_eq!(
+        stage.cluster.rbd_checksum(image).expect("rbd export"),
+        theirs,
+        "nothing is drained over it"
+    );
 
-    let (cache, out) = (stage.rig.cache.to_string_lossy().into_owned(), stage.rig.scratch.join("ours"));
+    let (cache, out) =
+        (stage.rig.cache.to_string_lossy().into_owned(), stage.rig.scratch.join("ours"));
     let out_text = out.to_string_lossy().into_owned();
-    let export = ["cache", "export", &cache, "--volume", VOLUME, "--image", &uri, "--out", &out_text];
+    let export =
+        ["cache", "export", &cache, "--volume", VOLUME, "--image", &uri, "--out", &out_text];
     let output = daemon::run(export).expect("tidepool runs");
     assert!(output.status.success(), "{output:?}");
     let mut ours = std::fs::read(&out).expect("an export");
-    assert!(ours[FOREIGN..FOREIGN + 65536].iter().all(|byte| *byte == 0x66), "what the cache does not know");
+    assert!(
+        ours[FOREIGN..FOREIGN + 65536].iter().all(|byte| *byte == 0x66),
+        "what the cache does not know"
+    );
     ours[FOREIGN..FOREIGN + 65536].copy_from_slice(&stage.model[FOREIGN..FOREIGN + 65536]);
     assert!(ours == stage.model, "our side is what clients saw");
-    assert_eq!(stage.cluster.rbd_checksum(image).expect("rbd export"), theirs, "and theirs is untouched");
+    assert_eq!(
+        stage.cluster.rbd_checksum(image).expect("rbd export"),
+        theirs,
+        "and theirs is untouched"
+    );
 }

@@ -1,5 +1,6 @@
-//! Every operation of Ceph's tools on an image that a cache owns, whatever has become of the cache, comes to what the manual says of it, and
-//! none changes a byte. Once the image is given back, all of them work at once.
+//! Every operation of Ceph's tools on an image that a cache owns, whatever has become of the cache,
+//! comes to what the manual says of it, and none changes a byte. Once the image is given back, all
+//! of them work at once.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +19,8 @@ pub enum Verdict {
     Refused,
     /// It works, and changes nothing of what is in the image.
     Harmless,
-    /// It works, and the daemon says what it has come to; nothing that was acknowledged is lost, or written where it does not belong.
+    /// It works, and the daemon says what it has come to; nothing that was acknowledged is lost, or
+    /// written where it does not belong.
     Noticed,
 }
 
@@ -41,7 +43,8 @@ pub enum Column {
     Journaled,
 }
 
-/// Checks what operations have come to against a column of the manual's table, which has a row for each of them.
+/// Checks what operations have come to against a column of the manual's table, which has a row for
+/// each of them.
 pub fn check_manual<'a>(column: Column, found: impl Iterator<Item = (&'a str, Verdict)>) {
     let manual = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/backends.md");
     let manual = std::fs::read_to_string(manual).expect("the manual");
@@ -53,18 +56,26 @@ pub fn check_manual<'a>(column: Column, found: impl Iterator<Item = (&'a str, Ve
         let names = cells.next().expect("a row has names");
         let cell = cells.nth(column as usize).expect("a row has a cell for each column");
         for name in names.split('`').skip(1).step_by(2) {
-            assert!(stands.insert(name.to_owned(), cell.to_owned()).is_none(), "{name} stands there twice");
+            assert!(
+                stands.insert(name.to_owned(), cell.to_owned()).is_none(),
+                "{name} stands there twice"
+            );
         }
     }
     let wrong: Vec<String> = found
-        .filter(|(name, verdict)| stands.get(*name).is_none_or(|cell| !cell.starts_with(verdict.as_str())))
-        .map(|(name, verdict)| format!("{name}: {verdict:?}, the manual says {:?}", stands.get(name)))
+        .filter(|(name, verdict)| {
+            stands.get(*name).is_none_or(|cell| !cell.starts_with(verdict.as_str()))
+        })
+        .map(|(name, verdict)| {
+            format!("{name}: {verdict:?}, the manual says {:?}", stands.get(name))
+        })
         .collect();
     assert!(wrong.is_empty(), "{column:?}:\n{}", wrong.join("\n"));
 }
 
 impl Stage {
-    /// All operations while a client writes what is there already, so that the cache is dirty and the image stays what it is.
+    /// All operations while a client writes what is there already, so that the cache is dirty and
+    /// the image stays what it is.
     fn matrix_while_dirty(&mut self, when: &str) {
         let (socket, data) = (self.rig.socket.clone(), self.model[..MIB as usize].to_vec());
         let over = AtomicBool::new(false);
@@ -83,17 +94,22 @@ impl Stage {
             self.rig.admin.wait_volume(VOLUME, POLL * POLLS_MAX, dirty).expect("it is dirty");
             self.matrix(when);
             over.store(true, Ordering::Relaxed);
-            assert!(writer.join().expect("it writes to the end") > 100, "it has written all the time");
+            assert!(
+                writer.join().expect("it writes to the end") > 100,
+                "it has written all the time"
+            );
         });
     }
 
-    /// Somebody breaks the lock of an owner that is alive, which fences it: it says so, and comes back.
+    /// Somebody breaks the lock of an owner that is alive, which fences it: it says so, and comes
+    /// back.
     fn break_the_lock(&mut self, when: &str) {
         let before = State::of(&self.cluster, VICTIM).expect("the image can be read");
         let outcome = run(&LOCK_BREAKER, &self.cluster, &self.rig.scratch, VICTIM);
         println!("{when:10} {:26} {outcome}", LOCK_BREAKER.name);
         assert_eq!(outcome, Outcome::Done);
-        // A host that is fenced learns it from an answer. The volume is let go of then, and has no clients until it comes back.
+        // A host that is fenced learns it from an answer. The volume is let go of then, and has no
+        // clients until it comes back.
         let mut client = Nbd::connect(&self.rig.socket, VICTIM).expect("connected");
         let asked = client.write(0, &self.model[..4096]).and_then(|()| client.flush());
         drop(client);
@@ -107,13 +123,17 @@ impl Stage {
             std::thread::sleep(POLL);
         }
         let serving = |volume: &serde_json::Value| volume["state"] == "serving";
-        self.rig.admin.wait_volume(VICTIM, POLL * POLLS_MAX, serving).expect("it comes back by itself");
+        self.rig
+            .admin
+            .wait_volume(VICTIM, POLL * POLLS_MAX, serving)
+            .expect("it comes back by itself");
         self.rig.admin.drain(VICTIM).expect("drained");
         assert_eq!(State::of(&self.cluster, VICTIM).expect("the image can be read"), before);
         self.seen.push((LOCK_BREAKER.name, Verdict::Noticed));
     }
 
-    /// Somebody removes an image whose newest data is in the cache: the daemon says so, serves the other one, and forgets it when it is told to.
+    /// Somebody removes an image whose newest data is in the cache: the daemon says so, serves the
+    /// other one, and forgets it when it is told to.
     fn remove_for_good(&mut self, when: &str) {
         let remover = REMOVERS.last().expect("there are some");
         let outcome = run(remover, &self.cluster, &self.rig.scratch, VICTIM);
@@ -156,7 +176,11 @@ fn g6_every_operation_of_ceph_comes_to_what_the_manual_says() {
     stage.trash_and_restore();
     stage.wait_forgotten(&[VICTIM]);
     stage.remove_for_good("forgotten");
-    stage.rig.admin.call("DELETE", &format!("/v1/volumes/{VOLUME}"), None).expect("it is given back");
+    stage
+        .rig
+        .admin
+        .call("DELETE", &format!("/v1/volumes/{VOLUME}"), None)
+        .expect("it is given back");
     assert!(stage.rig.daemon.terminate().expect("it ends").success());
     assert_eq!(
         stage.cluster.rbd_checksum(image).expect("rbd export"),

@@ -17,7 +17,9 @@ fn g2_a_guest_rides_out_kills_of_the_daemon_and_finds_its_files_when_it_is_kille
     let mut rig = Rig::with_file(192 * MIB, 128 * MIB).expect("the daemon starts");
     let image = GuestImage::build().expect("a guest's image");
     let mut guest = image.boot(&rig.socket, VOLUME).expect("the guest boots");
-    guest.run("/sbin/mke2fs -q -t ext4 /dev/vda && mount /dev/vda /mnt", MINUTE).expect("a filesystem");
+    guest
+        .run("/sbin/mke2fs -q -t ext4 /dev/vda && mount /dev/vda /mnt", MINUTE)
+        .expect("a filesystem");
     guest.run(&format!("verifier run /mnt {seed} 1000000 &"), MINUTE).expect("the verifier starts");
     for _ in 0..KILLS {
         for _ in 0..5 {
@@ -28,7 +30,11 @@ fn g2_a_guest_rides_out_kills_of_the_daemon_and_finds_its_files_when_it_is_kille
     }
     guest.wait_for("synced", 2 * MINUTE).expect("it goes on");
     guest.check_kernel_log().expect("a pause each, and no error");
-    assert!(!guest.console().contains("verifier-"), "the verifier writes to the end: {}", guest.console());
+    assert!(
+        !guest.console().contains("verifier-"),
+        "the verifier writes to the end: {}",
+        guest.console()
+    );
 
     rig.daemon.kill().expect("kill");
     let synced = guest.synced();
@@ -37,6 +43,10 @@ fn g2_a_guest_rides_out_kills_of_the_daemon_and_finds_its_files_when_it_is_kille
     let mut guest = image.boot(&rig.socket, VOLUME).expect("the guest boots again");
     guest.run("mount /dev/vda /mnt", MINUTE).expect("the journal is replayed");
     assert!(guest.run("dmesg", MINUTE).expect("dmesg").contains("recovery complete"));
-    guest.run(&format!("verifier check /mnt {seed} {synced}"), MINUTE).expect("what was synced is there");
-    guest.run("umount /mnt && /sbin/e2fsck -f -n /dev/vda", MINUTE).expect("the filesystem is clean");
+    guest
+        .run(&format!("verifier check /mnt {seed} {synced}"), MINUTE)
+        .expect("what was synced is there");
+    guest
+        .run("umount /mnt && /sbin/e2fsck -f -n /dev/vda", MINUTE)
+        .expect("the filesystem is clean");
 }

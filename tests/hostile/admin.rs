@@ -36,12 +36,14 @@ fn attack(
     over: &AtomicBool,
     dialled: &AtomicUsize,
 ) {
-    let mut kept: Vec<(Option<Box<dyn Kept>>, usize)> = (0..CONNECTIONS).map(|_| (None, 0)).collect();
+    let mut kept: Vec<(Option<Box<dyn Kept>>, usize)> =
+        (0..CONNECTIONS).map(|_| (None, 0)).collect();
     while !over.load(Ordering::Relaxed) {
         for (connection, sent) in &mut kept {
             let Some(stream) = connection else {
                 *connection = dial().ok();
-                (*sent, _) = (0, dialled.fetch_add(usize::from(connection.is_some()), Ordering::Relaxed));
+                (*sent, _) =
+                    (0, dialled.fetch_add(usize::from(connection.is_some()), Ordering::Relaxed));
                 continue;
             };
             let closed = match stream.read(&mut [0; 64]) {
@@ -68,8 +70,8 @@ fn scrape(address: SocketAddr) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Asks, and asks again as often as the program does. A client that is kept from asking, after it has connected, may lose its place to those
-/// who connect meanwhile.
+/// Asks, and asks again as often as the program does. A client that is kept from asking, after it
+/// has connected, may lose its place to those who connect meanwhile.
 fn insist<T, E: std::fmt::Debug>(ask: impl Fn() -> Result<T, E>) -> T {
     let again = (1..ASKED_MAX).find_map(|_| ask().ok());
     again.unwrap_or_else(|| ask().expect("an answer"))
@@ -102,10 +104,12 @@ fn g8_connections_that_ask_nothing_keep_nobody_from_the_status_and_the_metrics()
     let scratch = Scratch::new("hostile").expect("a directory");
     let image = scratch.join("image");
     File::create(&image).and_then(|file| file.set_len(16 * MIB)).expect("an image");
-    let address = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port");
+    let address =
+        TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port");
     let volumes = vec![(VOLUME.to_owned(), format!("file:{}", image.display()))];
     let extra = vec![format!("--metrics={address}")];
-    let mut rig = Rig::within(scratch, &RigOptions { cache_bytes: 64 * MIB, volumes, extra }).expect("a rig");
+    let mut rig =
+        Rig::within(scratch, &RigOptions { cache_bytes: 64 * MIB, volumes, extra }).expect("a rig");
     rig.daemon.start().expect("it starts");
     let socket = rig.admin.socket();
     for slow in [false, true] {
@@ -124,7 +128,10 @@ fn g8_connections_that_ask_nothing_keep_nobody_from_the_status_and_the_metrics()
             }
             start.elapsed()
         });
-        println!("slow {slow}: {took:?} for {QUESTIONS} of each, {} connections", dialled.into_inner());
+        println!(
+            "slow {slow}: {took:?} for {QUESTIONS} of each, {} connections",
+            dialled.into_inner()
+        );
         assert!(took < ANSWERS_MAX, "others have kept them waiting: {took:?}");
     }
 }

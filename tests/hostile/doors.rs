@@ -27,7 +27,8 @@ const IN_THE_WAY: &str = "there is something else at this path";
 const NOBODY: u32 = 65534;
 const OWNER: u32 = 54321;
 
-/// A daemon that does not run yet, with these volumes and the settings of their own sockets in its configuration.
+/// A daemon that does not run yet, with these volumes and the settings of their own sockets in its
+/// configuration.
 fn rig(volumes: &[(&str, String)]) -> Rig {
     let scratch = Scratch::new("hostile").expect("a directory");
     // Others may come as far as the sockets.
@@ -70,7 +71,8 @@ fn g8_clients_that_take_all_connections_keep_no_neighbour_out() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).expect("a limit");
     let names: Vec<String> = (0..GREEDY).map(|number| format!("greedy{number}")).collect();
-    let mut volumes: Vec<(&str, String)> = names.iter().map(|name| (name.as_str(), String::new())).collect();
+    let mut volumes: Vec<(&str, String)> =
+        names.iter().map(|name| (name.as_str(), String::new())).collect();
     volumes.push((NEIGHBOUR, String::new()));
     let mut rig = rig(&volumes);
     rig.daemon.start().expect("it starts");
@@ -83,7 +85,8 @@ fn g8_clients_that_take_all_connections_keep_no_neighbour_out() {
     let shared: Vec<Vec<Client>> = names.iter().map(|name| take_all(&rig.socket, name)).collect();
     println!("socket for all: {:?}", shared.iter().map(Vec::len).collect::<Vec<_>>());
     // And those who say nothing at all.
-    let idle: Vec<UnixStream> = (0..ATTEMPTS).filter_map(|_| UnixStream::connect(&rig.socket).ok()).collect();
+    let idle: Vec<UnixStream> =
+        (0..ATTEMPTS).filter_map(|_| UnixStream::connect(&rig.socket).ok()).collect();
 
     for _ in 0..2 {
         works(&mut Client::connect(&own(NEIGHBOUR), "").expect("the neighbour is let in"));
@@ -122,8 +125,10 @@ fn g8_clients_that_take_all_connections_keep_no_neighbour_out() {
 /// Runs a client as this user, in this cgroup; whether it was let in.
 fn comes_in(rig: &Rig, volume: &str, uid: Option<u32>, cgroup: Option<&Path>) -> bool {
     let mut command = Command::new("sh");
-    command
-        .args(["-c", "if [ \"$0\" != none ]; then echo $$ >\"$0/cgroup.procs\" || exit 99; fi; exec \"$@\""]);
+    command.args([
+        "-c",
+        "if [ \"$0\" != none ]; then echo $$ >\"$0/cgroup.procs\" || exit 99; fi; exec \"$@\"",
+    ]);
     match cgroup {
         Some(cgroup) => command.arg(cgroup),
         None => command.arg("none"),
@@ -136,7 +141,8 @@ fn comes_in(rig: &Rig, volume: &str, uid: Option<u32>, cgroup: Option<&Path>) ->
     let output = command.output().expect("it runs");
     let said = String::from_utf8_lossy(&output.stdout);
     let export = said.lines().find(|line| line.starts_with("export"));
-    let export = export.unwrap_or_else(|| panic!("{said} {}", String::from_utf8_lossy(&output.stderr)));
+    let export =
+        export.unwrap_or_else(|| panic!("{said} {}", String::from_utf8_lossy(&output.stderr)));
     export.split_whitespace().nth(1) == Some("ok")
 }
 
@@ -200,8 +206,10 @@ fn a_process_of_another_user_is_kept_out() {
 #[test]
 fn a_process_of_another_cgroup_is_kept_out() {
     let id = std::process::id();
-    let made = |guest: &str| Cgroup::new(&format!("tidepool-test.slice/machine-{id}-{guest}.scope"));
-    let (Some(guest), Some(other), Some(below)) = (made("vm"), made("evil-vm"), made("vm.scope/inner"))
+    let made =
+        |guest: &str| Cgroup::new(&format!("tidepool-test.slice/machine-{id}-{guest}.scope"));
+    let (Some(guest), Some(other), Some(below)) =
+        (made("vm"), made("evil-vm"), made("vm.scope/inner"))
     else {
         return eprintln!("cannot test here: no cgroup can be made");
     };
@@ -221,10 +229,17 @@ fn a_process_of_another_cgroup_is_kept_out() {
             [(Some(&guest), true), (Some(&below), true), (Some(&other), false), (None, false)]
         {
             let directory = cgroup.map(|cgroup| cgroup.directory.as_path());
-            assert_eq!(comes_in(&rig, volume, None, directory), allowed, "{directory:?} to {volume}");
+            assert_eq!(
+                comes_in(&rig, volume, None, directory),
+                allowed,
+                "{directory:?} to {volume}"
+            );
         }
     }
-    assert!(!comes_in(&rig, "both", None, Some(&guest.directory)), "the cgroup alone is not enough");
+    assert!(
+        !comes_in(&rig, "both", None, Some(&guest.directory)),
+        "the cgroup alone is not enough"
+    );
     let kept_out = format!("cgroup {} is not in its allow list", other.name);
     rig.daemon.wait_log(&kept_out).expect("it says so");
     // One that has others in it can only be removed after them.
@@ -283,10 +298,14 @@ fn a_link_in_the_place_of_a_socket_leads_nowhere() {
         symlink(&target, &own).expect("a link");
         rig.daemon.start().expect("it starts");
         works(
-            &mut Client::connect(&socket_in(&rig.scratch, NEIGHBOUR), "").expect("the neighbour is served"),
+            &mut Client::connect(&socket_in(&rig.scratch, NEIGHBOUR), "")
+                .expect("the neighbour is served"),
         );
         let volume = rig.admin.volume("vm").expect("a status");
-        assert!(volume["notes"][0].as_str().is_some_and(|note| note.contains(IN_THE_WAY)), "{volume}");
+        assert!(
+            volume["notes"][0].as_str().is_some_and(|note| note.contains(IN_THE_WAY)),
+            "{volume}"
+        );
         rig.daemon.wait_log(IN_THE_WAY).expect("it says so");
         rig.daemon.kill().expect("killed");
         let after = fs::symlink_metadata(&target).ok().map(|found| (found.ino(), found.mode()));

@@ -1,5 +1,5 @@
-//! A host with a certificate of the authority that can write ownership records, too: it names itself as the owner of what another
-//! host has left in a copy.
+//! A host with a certificate of the authority that can write ownership records, too: it names
+//! itself as the owner of what another host has left in a copy.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -77,7 +77,10 @@ fn image(trio: &Trio) -> String {
 /// Runs a command, which works.
 fn tidepool(arguments: &[&str]) {
     let output = daemon::run(arguments);
-    assert!(output.as_ref().is_ok_and(|output| output.status.success()), "{arguments:?}: {output:?}");
+    assert!(
+        output.as_ref().is_ok_and(|output| output.status.success()),
+        "{arguments:?}: {output:?}"
+    );
 }
 
 fn dirty_bytes(host: &Host) -> u64 {
@@ -122,7 +125,8 @@ fn g6_a_forged_record_gets_nobody_the_copy_that_is_all_that_is_left() {
     workload.disconnect().expect("goodbye");
 }
 
-/// A host that has said welcome, and was never sent anything, has no more right to what is here than one that has not.
+/// A host that has said welcome, and was never sent anything, has no more right to what is here
+/// than one that has not.
 #[test]
 fn g6_a_host_that_has_held_nothing_does_not_get_what_is_kept_for_the_one_that_held_a_copy() {
     let _turn = one_at_a_time();
@@ -137,8 +141,9 @@ fn g6_a_host_that_has_held_nothing_does_not_get_what_is_kept_for_the_one_that_he
             trio.hosts[lost].daemon.kill().expect("killed");
         }
         let tried = pretend(&trio, THIRD, cache, || {
-            let is_tried =
-                |volume: &Value| volume["peer"] == "h2" && volume["replication"]["phase"] == "filling";
+            let is_tried = |volume: &Value| {
+                volume["peer"] == "h2" && volume["replication"]["phase"] == "filling"
+            };
             trio.owner().wait("a copy begins on the third host", is_tried)
         });
         let killed = trio.hosts[OWNER].daemon.kill();
@@ -182,7 +187,8 @@ fn g4_what_a_former_owner_has_left_in_the_image_gives_way_to_another_owners_copy
     assert_eq!(volume["peer"], "h0", "{volume}");
 }
 
-/// What the message says leads out, where the host that the copy is kept for has lost it in all honesty, and another one serves the volume.
+/// What the message says leads out, where the host that the copy is kept for has lost it in all
+/// honesty, and another one serves the volume.
 #[test]
 fn g4_a_copy_that_is_kept_for_a_lost_host_is_forgotten_by_a_command_and_then_begins_anew() {
     let _turn = one_at_a_time();
@@ -208,7 +214,15 @@ fn g4_a_copy_that_is_kept_for_a_lost_host_is_forgotten_by_a_command_and_then_beg
     let holder = &mut trio.hosts[HOLDER];
     holder.daemon.terminate().expect("it ends");
     let (cache, saved) = (holder.cache.display().to_string(), trio.scratch.join("saved"));
-    tidepool(&["cache", "export", &cache, "--volume", VOLUME, "--out", &saved.display().to_string()]);
+    tidepool(&[
+        "cache",
+        "export",
+        &cache,
+        "--volume",
+        VOLUME,
+        "--out",
+        &saved.display().to_string(),
+    ]);
     assert!(fs::metadata(&saved).expect("a file").blocks() > 0, "it has what is dirty");
     holder.daemon.start().expect("it starts");
     let mut command: Vec<&str> = way_out.split(' ').skip(1).collect();
@@ -219,12 +233,13 @@ fn g4_a_copy_that_is_kept_for_a_lost_host_is_forgotten_by_a_command_and_then_beg
     assert_eq!(volume["peer"], "h1", "{volume}");
 }
 
-/// A host was away, and the copies that it has are stale: while their owner lives it says so, and when that one is lost later they stand in
-/// nobody's way.
+/// A host was away, and the copies that it has are stale: while their owner lives it says so, and
+/// when that one is lost later they stand in nobody's way.
 #[test]
 fn g4_a_stale_copy_whose_owner_has_another_one_is_no_obstacle_when_that_owner_is_lost() {
     let _turn = one_at_a_time();
-    // The owner would leave the third host for the preferred one if a busy machine kept these two from each other for a moment.
+    // The owner would leave the third host for the preferred one if a busy machine kept these two
+    // from each other for a moment.
     let mut trio = Trio::patient_on_file().expect("three hosts");
     let mut workload = trio.workload(911);
     let stop = AtomicBool::new(false);
@@ -232,8 +247,9 @@ fn g4_a_stale_copy_whose_owner_has_another_one_is_no_obstacle_when_that_owner_is
         let run = scope.spawn(|| workload.run_until(&stop));
         std::thread::sleep(LOAD);
         let killed = trio.hosts[HOLDER].daemon.kill();
-        let next =
-            trio.owner().wait("a copy on the next host", |volume| in_sync(volume) && volume["peer"] == "h2");
+        let next = trio
+            .owner()
+            .wait("a copy on the next host", |volume| in_sync(volume) && volume["peer"] == "h2");
         stop.store(true, Ordering::Relaxed);
         killed.expect("killed");
         next.expect("in sync");
@@ -245,7 +261,10 @@ fn g4_a_stale_copy_whose_owner_has_another_one_is_no_obstacle_when_that_owner_is
     trio.hosts[HOLDER].daemon.start().expect("it is back");
     assert!(dirty_bytes(&trio.hosts[HOLDER]) > 0, "it has what it had");
     trio.set(Loss::OneWay { from: OWNER, to: HOLDER }, true);
-    trio.hosts[HOLDER].daemon.wait_log("host h0 needs nothing of the copy here").expect("it says so");
+    trio.hosts[HOLDER]
+        .daemon
+        .wait_log("host h0 needs nothing of the copy here")
+        .expect("it says so");
     trio.hosts[OWNER].daemon.kill().expect("killed");
     trio.fail_over(THIRD, &mut workload).expect("the other copy has everything");
     let volume = trio.hosts[THIRD].wait_sync().expect("in sync");
@@ -269,8 +288,8 @@ fn is_needed_of(trio: &Trio, holder: usize, (name, image): (&str, &str)) -> bool
     answer.expect("an answer").expect("yes or no")
 }
 
-/// What has moved to a host is that one's own, also while it looks like a copy there: nobody says that it is not needed. Other hosts' copies
-/// are not, however the volume has moved.
+/// What has moved to a host is that one's own, also while it looks like a copy there: nobody says
+/// that it is not needed. Other hosts' copies are not, however the volume has moved.
 #[test]
 fn g4_a_former_owner_needs_what_the_new_one_has_and_no_other_hosts_copy() {
     let _turn = one_at_a_time();
@@ -315,7 +334,8 @@ fn g4_a_host_that_reads_a_volume_does_not_say_that_its_copies_are_not_needed() {
     assert!(is_needed_of(&trio, HOLDER, ("read", &image)));
 }
 
-/// It names as many images as it likes, and sends copies of them: others have places left, and this host for its own volumes.
+/// It names as many images as it likes, and sends copies of them: others have places left, and this
+/// host for its own volumes.
 #[test]
 fn g8_a_host_takes_no_more_than_its_part_of_the_places_for_volumes() {
     /// Three quarters of the places that a small cache has.

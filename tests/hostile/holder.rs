@@ -1,4 +1,5 @@
-//! A host that is to hold a copy, and keeps the owner waiting: it answers every beat, and gives no room, or has nothing on stable media.
+//! A host that is to hold a copy, and keeps the owner waiting: it answers every beat, and gives no
+//! room, or has nothing on stable media.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -72,7 +73,13 @@ impl Holder {
         match message {
             Message::Hello { .. } => {
                 let (cache, boot) = (0x7777, 0x8888);
-                return self.send(&Message::Welcome { cache, boot, host: "h2", room: ROOM, holds: None });
+                return self.send(&Message::Welcome {
+                    cache,
+                    boot,
+                    host: "h2",
+                    room: ROOM,
+                    holds: None,
+                });
             }
             Message::Begin(begin) => {
                 self.have = Have { logged: begin.base, stable: begin.base, room: ROOM };
@@ -148,5 +155,8 @@ fn g8_a_holder_that_gives_no_room_is_given_up() {
 
 #[test]
 fn g8_a_holder_that_has_nothing_on_stable_media_is_given_up() {
-    keeps_nobody_waiting(Withheld::StableMedia, "it has brought nothing to stable media for too long");
+    keeps_nobody_waiting(
+        Withheld::StableMedia,
+        "it has brought nothing to stable media for too long",
+    );
 }

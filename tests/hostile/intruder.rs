@@ -22,7 +22,8 @@ pub struct Intruder(StreamOwned<ClientConnection, TcpStream>);
 /// The directory's certificate, as the daemon of its host shows it.
 fn config(directory: &Path) -> ClientConfig {
     let read = |file: &str| std::fs::read(directory.join(file)).expect("a file");
-    let certificate = |file: &str| CertificateDer::from_pem_slice(&read(file)).expect("a certificate");
+    let certificate =
+        |file: &str| CertificateDer::from_pem_slice(&read(file)).expect("a certificate");
     let mut authority = RootCertStore::empty();
     authority.add(certificate("ca.pem")).expect("an authority");
     let key = PrivateKeyDer::from_pem_slice(&read("key.pem")).expect("a key");
@@ -35,14 +36,22 @@ fn config(directory: &Path) -> ClientConfig {
 }
 
 impl Intruder {
-    /// Connects from host `from` to host `to`, with the certificate of host `with`, and exchanges greetings.
+    /// Connects from host `from` to host `to`, with the certificate of host `with`, and exchanges
+    /// greetings.
     pub fn connect(trio: &Trio, from: usize, to: usize, with: usize) -> Intruder {
-        Intruder::dial(trio.namespace(from), trio.address(to), &trio.certificates(with)).expect("let in")
+        Intruder::dial(trio.namespace(from), trio.address(to), &trio.certificates(with))
+            .expect("let in")
     }
 
-    /// Connects from a namespace to a host at this address, with the certificate in this directory, and exchanges greetings.
-    pub fn dial(namespace: &Namespace, address: Ipv4Addr, certificates: &Path) -> std::io::Result<Intruder> {
-        let stream = namespace.within(|| TcpStream::connect((address, PORT))).expect("a namespace")?;
+    /// Connects from a namespace to a host at this address, with the certificate in this directory,
+    /// and exchanges greetings.
+    pub fn dial(
+        namespace: &Namespace,
+        address: Ipv4Addr,
+        certificates: &Path,
+    ) -> std::io::Result<Intruder> {
+        let stream =
+            namespace.within(|| TcpStream::connect((address, PORT))).expect("a namespace")?;
         stream.set_read_timeout(Some(ANSWER_MAX))?;
         let name = ServerName::IpAddress(IpAddr::from(std::net::IpAddr::from(address)));
         let tls = ClientConnection::new(Arc::new(config(certificates)), name).expect("a client");

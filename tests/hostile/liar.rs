@@ -23,11 +23,13 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// The directory's certificate, as the daemon of its host shows it.
 pub fn config(directory: &Path) -> ServerConfig {
     let read = |file: &str| std::fs::read(directory.join(file)).expect("a file");
-    let certificate = |file: &str| CertificateDer::from_pem_slice(&read(file)).expect("a certificate");
+    let certificate =
+        |file: &str| CertificateDer::from_pem_slice(&read(file)).expect("a certificate");
     let mut authority = RootCertStore::empty();
     authority.add(certificate("ca.pem")).expect("an authority");
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let clients = WebPkiClientVerifier::builder_with_provider(authority.into(), provider.clone()).build();
+    let clients =
+        WebPkiClientVerifier::builder_with_provider(authority.into(), provider.clone()).build();
     let key = PrivateKeyDer::from_pem_slice(&read("key.pem")).expect("a key");
     ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -37,8 +39,8 @@ pub fn config(directory: &Path) -> ServerConfig {
         .expect("they belong together")
 }
 
-/// Takes the place of host `at`, whose daemon does not run: says welcome to each owner, with this uuid for its cache, for as long as
-/// `meanwhile` takes.
+/// Takes the place of host `at`, whose daemon does not run: says welcome to each owner, with this
+/// uuid for its cache, for as long as `meanwhile` takes.
 pub fn pretend<T>(trio: &Trio, at: usize, cache: u128, meanwhile: impl FnOnce() -> T) -> T {
     let address = (trio.address(at), PORT);
     let listener = trio.namespace(at).within(|| TcpListener::bind(address));
@@ -72,7 +74,12 @@ impl Drop for Over<'_> {
 }
 
 /// Says welcome, and nothing else until the other side has had enough.
-fn welcome(stream: TcpStream, config: Arc<ServerConfig>, host: &str, cache: u128) -> std::io::Result<()> {
+fn welcome(
+    stream: TcpStream,
+    config: Arc<ServerConfig>,
+    host: &str,
+    cache: u128,
+) -> std::io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(ANSWER_MAX))?;
     let tls = ServerConnection::new(config).map_err(std::io::Error::other)?;

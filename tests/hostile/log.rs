@@ -17,7 +17,8 @@ fn rig(scratch: Scratch) -> Rig {
     let image = scratch.join("image");
     File::create(&image).and_then(|file| file.set_len(64 * MIB)).expect("an image");
     let volumes = vec![(VOLUME.to_owned(), format!("file:{}", image.display()))];
-    Rig::within(scratch, &RigOptions { cache_bytes: 64 * MIB, volumes, extra: Vec::new() }).expect("a rig")
+    Rig::within(scratch, &RigOptions { cache_bytes: 64 * MIB, volumes, extra: Vec::new() })
+        .expect("a rig")
 }
 
 fn break_the_protocol(rig: &Rig) {
@@ -45,17 +46,26 @@ fn g8_a_log_that_nobody_reads_stops_nothing() {
     let scratch = Scratch::new("hostile").expect("a directory");
     // The daemon writes the log of its first start there.
     let pipe = scratch.join("log.1");
-    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, Mode::from_raw_mode(0o600), 0)
-        .expect("a pipe");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &pipe,
+        rustix::fs::FileType::Fifo,
+        Mode::from_raw_mode(0o600),
+        0,
+    )
+    .expect("a pipe");
     // The reader that hangs, and a pipe that is full but for the first lines.
-    let reader = rustix::fs::open(&pipe, OFlags::RDWR | OFlags::NONBLOCK, Mode::empty()).expect("the pipe");
+    let reader =
+        rustix::fs::open(&pipe, OFlags::RDWR | OFlags::NONBLOCK, Mode::empty()).expect("the pipe");
     let mut rig = rig(scratch);
     while rustix::io::write(reader.as_fd(), &[b'x'; 512]).is_ok() {}
     rig.daemon.start().expect("it starts");
     use_it(&rig);
     break_the_protocol(&rig);
     use_it(&rig);
-    assert!(rig.daemon.terminate().expect("it ends, although nobody reads its last words").success());
+    assert!(
+        rig.daemon.terminate().expect("it ends, although nobody reads its last words").success()
+    );
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! A host that offers its volume to another one, and puts a link to a file of that host in the place of the image before it lets go.
+//! A host that offers its volume to another one, and puts a link to a file of that host in the
+//! place of the image before it lets go.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -70,5 +71,9 @@ fn g6_an_image_that_is_another_file_by_now_is_not_opened() {
     assert!(refusal.contains("its image is not the one any more that was offered"), "{refusal}");
     assert!(guest.join().expect("no panic").is_err(), "the guest has no disk");
     assert!(fs::read(&victim).expect("read") == content, "the file is as it was");
-    assert_eq!(fs::read_dir(elsewhere.path()).expect("files").count(), 1, "and nothing stands beside it");
+    assert_eq!(
+        fs::read_dir(elsewhere.path()).expect("files").count(),
+        1,
+        "and nothing stands beside it"
+    );
 }

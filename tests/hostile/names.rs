@@ -35,13 +35,15 @@ impl Host {
     fn new() -> Host {
         let host = Host(Scratch::new("hostile").expect("a directory"));
         let calls = host.0.join("calls");
-        for (program, more) in [("tidepool", "exit 1"), ("fenced", "exit 0"), ("qm", "cat \"$QM\"")] {
+        for (program, more) in [("tidepool", "exit 1"), ("fenced", "exit 0"), ("qm", "cat \"$QM\"")]
+        {
             let script = format!(
                 "#!/bin/sh\nfor word in {program} \"$@\"; do printf '%s\\n' \"$word\"; done >>'{}'\n{more}\n",
                 calls.display()
             );
             fs::write(host.0.join(program), script).expect("a program");
-            fs::set_permissions(host.0.join(program), fs::Permissions::from_mode(0o755)).expect("a program");
+            fs::set_permissions(host.0.join(program), fs::Permissions::from_mode(0o755))
+                .expect("a program");
         }
         host
     }
@@ -52,7 +54,8 @@ impl Host {
         let (config, stdin) = (self.0.join("config"), self.0.join("stdin"));
         fs::write(&config, input).expect("a configuration");
         fs::write(&stdin, input).expect("an input");
-        let path = format!("{}:{}", self.0.path().display(), std::env::var("PATH").expect("a path"));
+        let path =
+            format!("{}:{}", self.0.path().display(), std::env::var("PATH").expect("a path"));
         let output = Command::new(hooks().join(hook))
             .args(arguments)
             .env("PATH", path)
@@ -97,9 +100,13 @@ fn g6_a_hostile_name_of_a_disk_fences_nobody_and_runs_nothing() {
             host.check(hook, name, ran);
         }
         fs::remove_file(host.0.join("vms")).expect("removed");
-        // A name that is none is no export of ours; a part of it may be, and then only that is asked for.
-        let (_, words) =
-            host.run("proxmox-hookscript", &["100", "pre-start"], &format!("args: -drive export={name}\n"));
+        // A name that is none is no export of ours; a part of it may be, and then only that is
+        // asked for.
+        let (_, words) = host.run(
+            "proxmox-hookscript",
+            &["100", "pre-start"],
+            &format!("args: -drive export={name}\n"),
+        );
         assert!(!words.iter().any(|word| word.starts_with("--fenced")), "{name:?}: {words:?}");
         assert!(!host.0.join("made").exists(), "{name:?}: it was executed");
     }

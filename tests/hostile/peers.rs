@@ -1,5 +1,5 @@
-//! Three hosts of which the third means harm: it has a certificate of the authority, and may do with it what it likes. The first one
-//! owns a volume, the second one holds the copy.
+//! Three hosts of which the third means harm: it has a certificate of the authority, and may do
+//! with it what it likes. The first one owns a volume, the second one holds the copy.
 
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -103,7 +103,11 @@ fn g6_a_host_of_the_authority_speaks_for_no_other_host() {
         let target = format!("h{to}");
         for (host, image, part) in [
             // As the owner.
-            ("h0", facts.image.as_str(), "it says that it is host h0, and its certificate is for h2"),
+            (
+                "h0",
+                facts.image.as_str(),
+                "it says that it is host h0, and its certificate is for h2",
+            ),
             // As the holder of the copy.
             ("h1", &facts.image, "it says that it is host h1, and its certificate is for h2"),
             // As itself, with the owner's cache.
@@ -138,13 +142,15 @@ fn g6_a_host_of_the_authority_speaks_for_no_other_host() {
         }
         trio.hosts[to].daemon.wait_log(part).expect("it says so");
     }
-    // The record names this host as the owner, and not in this generation: that is its own business.
+    // The record names this host as the owner, and not in this generation: that is its own
+    // business.
     let stale = Facts { generation: own.generation + 1, ..own };
     let image = format!("{}?gate=/tmp/theirs", stale.image);
     for message in &beginnings(stale.call_it("h2", "theirs", &image), &format!("h{of_theirs}")) {
         let mut intruder = Intruder::connect(&trio, THIRD, of_theirs, THIRD);
         intruder.send(message).expect("sent");
-        let (why, told) = (intruder.refusal(), format!("record of {image} names h2 as owner, in generation"));
+        let (why, told) =
+            (intruder.refusal(), format!("record of {image} names h2 as owner, in generation"));
         assert!(why.contains(&told), "{message:?}: {why}");
     }
     assert_eq!(links_replaced(&trio), links, "no link was given up");
@@ -173,7 +179,13 @@ fn g6_a_refusal_tells_a_host_nothing_of_what_another_one_has() {
     let holder = Facts { cache: cache_of(&trio, HOLDER), ..Facts::of(&trio) };
     let third = Facts { cache: cache_of(&trio, THIRD), ..Facts::of(&trio) };
     for (what, facts, name, image, part) in [
-        ("not allowed", &third, "x", "rbd:secret/x".to_owned(), "other hosts may not name rbd:secret/x here"),
+        (
+            "not allowed",
+            &third,
+            "x",
+            "rbd:secret/x".to_owned(),
+            "other hosts may not name rbd:secret/x here",
+        ),
         ("missing", &third, "x", at("missing"), "missing: "),
         ("without a record", &third, "x", at("bare"), "bare has no ownership record"),
         ("the copy's, under its name", &third, VOLUME, facts.image.clone(), "names h0 as owner"),
@@ -234,8 +246,10 @@ fn g4_silent_connections_keep_no_second_copy_out() {
                 let mut silent = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
                     // Those that are thrown out come again.
-                    silent
-                        .extend(TcpStream::connect_timeout(&(address, PORT).into(), Duration::from_secs(1)));
+                    silent.extend(TcpStream::connect_timeout(
+                        &(address, PORT).into(),
+                        Duration::from_secs(1),
+                    ));
                     opened.fetch_add(1, Ordering::Relaxed);
                     if silent.len() > 500 {
                         silent.drain(..100);
@@ -249,7 +263,8 @@ fn g4_silent_connections_keep_no_second_copy_out() {
             assert!(start.elapsed() < Duration::from_secs(60), "they connect");
             std::thread::sleep(Duration::from_millis(20));
         }
-        // The owner and its holder lose each other, and find each other again; the third host is no holder meanwhile.
+        // The owner and its holder lose each other, and find each other again; the third host is no
+        // holder meanwhile.
         trio.set(Loss::OneWay { from: THIRD, to: OWNER }, false);
         for _ in 0..3 {
             trio.set(Loss::OneWay { from: OWNER, to: HOLDER }, false);
@@ -288,7 +303,8 @@ fn g8_a_host_that_asks_and_does_not_read_is_given_up() {
     let mut intruder = Intruder::connect(&trio, OWNER, HOLDER, OWNER);
     let [hello, ..] = beginnings(facts.call("h0", &facts.image), "h1");
     intruder.send(&hello).expect("sent");
-    let welcome = intruder.receive(|message| matches!(message, Message::Welcome { holds: Some(_), .. }));
+    let welcome =
+        intruder.receive(|message| matches!(message, Message::Welcome { holds: Some(_), .. }));
     assert!(welcome.expect("an answer"), "it is the owner, as far as anybody can know");
     let before = resident(pid);
     let mut beats = Vec::new();
@@ -301,8 +317,12 @@ fn g8_a_host_that_asks_and_does_not_read_is_given_up() {
         highest = highest.max(resident(pid));
     }
     let reactor = holder.admin.status().expect("a status")["reactor"].clone();
-    // Each connection with another host has a part of the round; see the daemon's `shard/front/effort.rs`.
-    assert!(reactor["round_effort_max"].as_u64().is_some_and(|done| done <= ROUND_MAX * 2), "{reactor}");
+    // Each connection with another host has a part of the round; see the daemon's
+    // `shard/front/effort.rs`.
+    assert!(
+        reactor["round_effort_max"].as_u64().is_some_and(|done| done <= ROUND_MAX * 2),
+        "{reactor}"
+    );
     println!("{} MiB poured, {} MiB more resident", poured >> 20, (highest - before) >> 20);
     assert!(highest - before <= GROWTH_BYTES_MAX, "{} MiB more", (highest - before) >> 20);
     assert!(ended, "it is given up");

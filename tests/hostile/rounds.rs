@@ -1,4 +1,5 @@
-//! Clients that ask for as much work as they can: what is done between two looks at the ring is bounded, and their neighbours go on.
+//! Clients that ask for as much work as they can: what is done between two looks at the ring is
+//! bounded, and their neighbours go on.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,7 +21,8 @@ const OF_CACHED: [&str; 2] = ["block status", "cached reads"];
 const CONNECTIONS: usize = 24;
 /// Requests of the neighbour under each attack.
 const REQUESTS: usize = 150;
-/// What all clients together have done in a round, and what one request may go past that; see the daemon's `shard/front/effort.rs`.
+/// What all clients together have done in a round, and what one request may go past that; see the
+/// daemon's `shard/front/effort.rs`.
 const ROUND_MAX: u64 = 8 * 1024;
 const LARGEST_REQUEST: u64 = (64 << 20) / 4096 + 1;
 
@@ -31,7 +33,10 @@ fn neighbour(rig: &Rig) -> (f64, f64) {
         .map(|number| {
             let start = Instant::now();
             client.write((number % 64) as u64 * 4096, &[number as u8; 4096]).expect("absorbed");
-            assert_eq!(client.read((number % 64) as u64 * 4096, 4096).expect("read"), [number as u8; 4096]);
+            assert_eq!(
+                client.read((number % 64) as u64 * 4096, 4096).expect("read"),
+                [number as u8; 4096]
+            );
             start.elapsed().as_secs_f64() * 1e3
         })
         .collect();

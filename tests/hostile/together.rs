@@ -1,4 +1,5 @@
-//! Everything that clients and other hosts can do, at once: no link is lost, no copy falls behind, and what is used stays bounded.
+//! Everything that clients and other hosts can do, at once: no link is lost, no copy falls behind,
+//! and what is used stays bounded.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -32,8 +33,8 @@ const EACH: usize = 6;
 const LENGTH: Duration = Duration::from_secs(8);
 /// Longest wait for a status.
 const STATUS_MAX: Duration = Duration::from_secs(20);
-/// What of its memory a daemon may use for those who mean harm, besides the arena and the index, whose sizes it tells. The table in
-/// docs/threat-model.md says how these come about.
+/// What of its memory a daemon may use for those who mean harm, besides the arena and the index,
+/// whose sizes it tells. The table in docs/threat-model.md says how these come about.
 const CONNECTION_BYTES: u64 = 512 << 10;
 const LINK_BYTES: u64 = 16 * MIB;
 const LOG_BYTES: u64 = 12 * MIB;
@@ -93,7 +94,9 @@ fn seen(trio: &Trio, host: usize) -> (Value, u64) {
     let status = loop {
         match host.admin.status() {
             Ok(status) => break status,
-            Err(error) => assert!(start.elapsed() < STATUS_MAX, "{error}: {}", host.daemon.log_tail()),
+            Err(error) => {
+                assert!(start.elapsed() < STATUS_MAX, "{error}: {}", host.daemon.log_tail())
+            }
         }
         std::thread::sleep(Duration::from_millis(20));
     };
@@ -120,7 +123,8 @@ fn bound_bytes(status: &Value) -> u64 {
 
 /// Links with hosts other than the third one that were given up.
 fn links_lost(trio: &Trio) -> Vec<String> {
-    let logs: Vec<String> = [OWNER, HOLDER].iter().map(|&host| trio.hosts[host].daemon.log()).collect();
+    let logs: Vec<String> =
+        [OWNER, HOLDER].iter().map(|&host| trio.hosts[host].daemon.log()).collect();
     let lines = logs.iter().flat_map(|log| log.lines());
     let of_them = |line: &&str| line.contains("peer=h0 ") || line.contains("peer=h1 ");
     let lost = lines.filter(|line| line.contains("connection with another host")).filter(of_them);
@@ -179,7 +183,9 @@ fn g4_g8_all_attacks_at_once_lose_no_link_and_leave_no_copy_behind() {
         scope.spawn(move || {
             again(over, || {
                 // One of many that the daemon has no time for yet.
-                let Ok(intruder) = Intruder::dial(namespace, of_theirs, certificates) else { return };
+                let Ok(intruder) = Intruder::dial(namespace, of_theirs, certificates) else {
+                    return;
+                };
                 pour_beats(intruder, facts);
             });
         });
@@ -214,7 +220,10 @@ fn g4_g8_all_attacks_at_once_lose_no_link_and_leave_no_copy_behind() {
         over.store(true, Ordering::Relaxed);
         (neighbour.join().expect("it is served"), behind, highest)
     });
-    println!("{} requests sent, {written} written and read beside them", sent.load(Ordering::Relaxed));
+    println!(
+        "{} requests sent, {written} written and read beside them",
+        sent.load(Ordering::Relaxed)
+    );
     for ((used, bound), host) in highest.into_iter().zip(["the owner", "the holder"]) {
         println!("{host} has used {} MiB more, of at most {}", used >> 20, bound >> 20);
         assert!(used <= bound, "{host}: {} MiB more, of {}", used >> 20, bound >> 20);
@@ -232,7 +241,11 @@ fn g4_g8_all_attacks_at_once_lose_no_link_and_leave_no_copy_behind() {
     let mut client = Client::connect(&socket, VOLUME).expect("let in");
     for block in 0..written.min(1024) {
         let newest = (written - 1 - block) / 1024 * 1024 + block;
-        assert_eq!(client.read(block * 4096, 4096).expect("read"), [newest as u8; 4096], "block {block}");
+        assert_eq!(
+            client.read(block * 4096, 4096).expect("read"),
+            [newest as u8; 4096],
+            "block {block}"
+        );
     }
     trio.owner().wait_sync().expect("in sync");
 }

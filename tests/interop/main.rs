@@ -36,7 +36,9 @@ fn disk(path: &Path, seed: u64, size_bytes: u64) {
         match rng.below(4) {
             0 => continue,
             1 => {}
-            _ => data.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&rng.word().to_le_bytes())),
+            _ => data
+                .chunks_exact_mut(8)
+                .for_each(|word| word.copy_from_slice(&rng.word().to_le_bytes())),
         }
         file.write_all_at(&data, chunk * chunk_bytes).expect("write");
     }
@@ -54,8 +56,16 @@ fn a_disk_image_converted_into_the_volume_is_the_plain_image_after_the_drain() {
     disk(&raw, rng::seed(61), 96 * MIB);
     let (raw_path, qcow_path) = (raw.display().to_string(), qcow.display().to_string());
     run("qemu-img", "qemu-utils", &["convert", "-f", "raw", "-O", "qcow2", &raw_path, &qcow_path]);
-    run("qemu-img", "qemu-utils", &["convert", "-n", "-f", "qcow2", "-O", "raw", &qcow_path, &rig.uri()]);
-    let told = run("qemu-img", "qemu-utils", &["compare", "-f", "raw", "-F", "raw", &raw_path, &rig.uri()]);
+    run(
+        "qemu-img",
+        "qemu-utils",
+        &["convert", "-n", "-f", "qcow2", "-O", "raw", &qcow_path, &rig.uri()],
+    );
+    let told = run(
+        "qemu-img",
+        "qemu-utils",
+        &["compare", "-f", "raw", "-F", "raw", &raw_path, &rig.uri()],
+    );
     assert!(told.contains("identical"), "{told}");
     rig.admin.drain(VOLUME).expect("drain");
     assert_eq!(sum(&rig.image()), sum(&raw));
@@ -97,14 +107,19 @@ fn a_huge_sparse_volume_is_copied_without_reading_its_holes() {
         let path = copy.display().to_string();
         let before = rig.volume_number("backend_read_bytes");
         match program {
-            "qemu-img" => {
-                run("qemu-img", "qemu-utils", &["convert", "-f", "raw", "-O", "raw", &rig.uri(), &path])
-            }
+            "qemu-img" => run(
+                "qemu-img",
+                "qemu-utils",
+                &["convert", "-f", "raw", "-O", "raw", &rig.uri(), &path],
+            ),
             _ => run("nbdcopy", "libnbd-bin", &[&rig.uri(), &path]),
         };
         // An object is what is noted of an image.
         let read = rig.volume_number("backend_read_bytes") - before;
-        assert!(read <= places.len() as u64 * 4 * MIB, "{program}: {read} bytes were read from the image");
+        assert!(
+            read <= places.len() as u64 * 4 * MIB,
+            "{program}: {read} bytes were read from the image"
+        );
         let file = std::fs::File::open(&copy).expect("a copy");
         let meta = file.metadata().expect("its size");
         assert_eq!(meta.len(), size_bytes);
@@ -130,13 +145,18 @@ fn nbdinfo_finds_every_promise_of_the_export() {
     let told: serde_json::Value = serde_json::from_str(&told).expect("JSON");
     let export = &told["exports"][0];
     assert_eq!(export["export-size"], 64 * MIB);
-    for promise in ["can_flush", "can_fua", "can_multi_conn", "can_trim", "can_zero", "can_cache", "can_df"] {
+    for promise in
+        ["can_flush", "can_fua", "can_multi_conn", "can_trim", "can_zero", "can_cache", "can_df"]
+    {
         assert_eq!(export[promise], true, "{promise}: {export}");
     }
     assert_eq!(export["is_read_only"], false);
     assert_eq!(told["structured"], true);
     let contexts = export["contexts"].to_string();
-    assert!(contexts.contains("base:allocation") && contexts.contains("tidepool:dirty"), "{contexts}");
+    assert!(
+        contexts.contains("base:allocation") && contexts.contains("tidepool:dirty"),
+        "{contexts}"
+    );
     let all = format!("nbd+unix:///?socket={}", rig.socket.display());
     let list = run("nbdinfo", "libnbd-bin", &["--json", "--list", &all]);
     assert!(list.contains(&format!("\"export-name\": \"{VOLUME}\"")), "{list}");

@@ -1,4 +1,5 @@
-//! The lab's access paths: what is written over a gateway is in Ceph, flushes arrive there, and nothing of it is left.
+//! The lab's access paths: what is written over a gateway is in Ceph, flushes arrive there, and
+//! nothing of it is left.
 
 use std::fs;
 use std::path::Path;
@@ -66,9 +67,13 @@ pub(crate) fn testbed(directory: &Path, at: Where) -> Testbed {
 
 /// Writes the set with checksums and reads it back, or only reads what was written so before.
 pub(crate) fn verify(endpoint: &Endpoint, writes: bool) {
-    let mut words =
-        fio::pass(endpoint, if writes { fio::Pass::WriteAndFlush } else { fio::Pass::Read }, SET_BYTES);
-    words.extend(["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"].map(String::from));
+    let mut words = fio::pass(
+        endpoint,
+        if writes { fio::Pass::WriteAndFlush } else { fio::Pass::Read },
+        SET_BYTES,
+    );
+    words
+        .extend(["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"].map(String::from));
     fio::run(endpoint, &words).unwrap_or_else(|why| panic!("{endpoint:?}: {why}"));
 }
 
@@ -104,7 +109,8 @@ fn what_is_written_over_a_gateway_is_in_ceph_and_flushes_arrive_there() {
     Access::Iscsi.probe().expect("the packages of `make deps`");
     let scratch = Scratch::new("access").expect("a directory");
     let mut testbed = testbed(scratch.path(), Where::Network);
-    let host = all().into_iter().find(|placement| placement.name() == "host-tidepool").expect("known");
+    let host =
+        all().into_iter().find(|placement| placement.name() == "host-tidepool").expect("known");
     for (access, front, images) in [
         (Access::Nbd, None, ["img0", "img1"]),
         (Access::Iscsi, None, ["img0", "img1"]),
@@ -113,7 +119,11 @@ fn what_is_written_over_a_gateway_is_in_ceph_and_flushes_arrive_there() {
         let who = access.name();
         if testbed.access() != access {
             let proof = testbed.reach(access).expect("the path").expect("it is another one");
-            assert_eq!(proof["opened_by_librbd_there"], serde_json::json!(["img0", "img1"]), "{proof}");
+            assert_eq!(
+                proof["opened_by_librbd_there"],
+                serde_json::json!(["img0", "img1"]),
+                "{proof}"
+            );
         }
         testbed.front(front).expect("the placement");
         for image in images {
@@ -141,7 +151,10 @@ fn what_is_written_over_a_gateway_is_in_ceph_and_flushes_arrive_there() {
         }
         testbed.holds().expect("it holds");
         let before = testbed.access();
-        assert!(testbed.reach(access).expect("it is there").is_none(), "the same path is left as it is");
+        assert!(
+            testbed.reach(access).expect("it is there").is_none(),
+            "the same path is left as it is"
+        );
         assert_eq!(testbed.access(), before);
         // What is in Ceph is seen without the path.
         testbed.reach(Access::Librbd).expect("it goes").expect("it was another one");
@@ -183,7 +196,8 @@ fn a_measurement_over_a_gateway_shows_the_gateway() {
     }
     let mixed = found(&results, "bluestore-colocated", "mixed");
     let parts = |run: &Run| breakdown(run).reads.expect("its way is known").parts;
-    let gateway = parts(mixed).into_iter().find(|share| share.part == Part::Gateway).expect("a gateway");
+    let gateway =
+        parts(mixed).into_iter().find(|share| share.part == Part::Gateway).expect("a gateway");
     assert!(gateway.mean_us > 0.0 && gateway.mean_us < mixed.figures.mean_us, "{gateway:?}");
     let flushed = found(&results, "bluestore-colocated", "flushed");
     let gateway = &flushed.counted.placement["iscsi"];
@@ -197,7 +211,8 @@ fn a_measurement_over_a_gateway_shows_the_gateway() {
     };
     let initiators = &proof("iscsi")["gateway"]["targets"][0]["initiators"];
     assert_eq!(initiators[0], "10.213.0.2", "it comes from the hypervisor: {initiators}");
-    let backend = proof("host-tidepool over iscsi")[0]["volumes"][0]["backend"].as_str().expect("a URI");
+    let backend =
+        proof("host-tidepool over iscsi")[0]["volumes"][0]["backend"].as_str().expect("a URI");
     assert!(backend.starts_with("nbd+unix:///img0"), "{backend}");
     assert_no_traces(scratch.path());
 }

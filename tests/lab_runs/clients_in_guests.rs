@@ -1,4 +1,5 @@
-//! Clients in guests: what they write is in Ceph, flushes of their kernels arrive, their clocks are the machine's, and nothing of them is left.
+//! Clients in guests: what they write is in Ceph, flushes of their kernels arrive, their clocks are
+//! the machine's, and nothing of them is left.
 
 use std::fs;
 use std::path::Path;
@@ -46,7 +47,8 @@ fn what_is_written_in_a_guest_is_in_ceph_and_flushes_arrive_there() {
             verify(&endpoint, true);
             let of_it = front.filter(|front| !front.caches_in_memory()).map(|front| front.name());
             let Some(who) = of_it.or((access == Access::Guest).then_some("guest")) else {
-                // What the kernel's client has written is answered when Ceph has it: nothing is to be flushed.
+                // What the kernel's client has written is answered when Ceph has it: nothing is to
+                // be flushed.
                 write_and_flush(&endpoint);
                 continue;
             };
@@ -76,7 +78,8 @@ fn librbds_cache_under_a_guest_is_told_by_the_guests_kernel_whether_there_was_a_
     let mut testbed = testbed(scratch.path(), Where::Loopback);
     let proof = testbed.reach(Access::Guest).expect("the path").expect("it is another one");
     assert_eq!(proof["rbd_cache"], "false", "{proof}");
-    let cached = all().into_iter().find(|placement| placement.name() == "librbd-cache").expect("known");
+    let cached =
+        all().into_iter().find(|placement| placement.name() == "librbd-cache").expect("known");
     for _ in 0..2 {
         // Others in front of it have guests of their own, which remember nothing.
         testbed.front(Some(cached)).expect("the placement");
@@ -116,7 +119,10 @@ fn in_guests(directory: &Path) -> std::path::PathBuf {
         "replicas = 1\nosd_cache_bytes = 16777216",
         &[
             ("inside", &format!("{over}\naccess = \"guest\"")),
-            ("mapped", &format!("{over}\naccess = \"krbd\"\nplacements = [\"bluestore-colocated\"]")),
+            (
+                "mapped",
+                &format!("{over}\naccess = \"krbd\"\nplacements = [\"bluestore-colocated\"]"),
+            ),
         ],
     )
 }
@@ -148,12 +154,14 @@ fn a_measurement_in_guests_shows_the_guest_and_its_wait_for_the_disk() {
     let inside = found(&results, "bluestore-colocated", "inside");
     let guest = &inside.counted.placement["guest"];
     let us = |what: &str| guest[what].as_f64().unwrap_or_else(|| panic!("{what}: {guest}"));
-    // One processor, for as long as the window at most: what a busy machine keeps from it is counted by nobody.
+    // One processor, for as long as the window at most: what a busy machine keeps from it is
+    // counted by nobody.
     let window_us = 2e6;
     assert!(us("cpu_us") > 0.25 * window_us && us("cpu_us") < 1.25 * window_us, "{guest}");
     assert!(us("cpu_iowait_us") > 0.1 * us("cpu_us"), "slowed disks are waited for: {guest}");
     let parts = breakdown(inside).reads.expect("its way is known").parts;
-    let share = parts.iter().find(|share| share.part == Part::ClientGuest).expect("the guest's part");
+    let share =
+        parts.iter().find(|share| share.part == Part::ClientGuest).expect("the guest's part");
     assert!(share.mean_us > 0.0 && share.mean_us < inside.figures.mean_us, "{share:?}");
     let null = found(&results, "guest-null", "inside");
     assert!(null.figures.iops > inside.figures.iops, "{:?} {:?}", null.figures, inside.figures);

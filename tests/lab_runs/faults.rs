@@ -1,4 +1,5 @@
-//! What happens under load: a device that dies, an OSD that stops, a scrub. What was acknowledged and is not there is found.
+//! What happens under load: a device that dies, an OSD that stops, a scrub. What was acknowledged
+//! and is not there is found.
 
 use super::*;
 use tidepool_lab::results::EventRun;
@@ -68,7 +69,8 @@ placements = [\"bluestore-colocated\"]
 
 fn happened<'a>(results: &'a Results, event: &str, placement: &str) -> &'a EventRun {
     let of = |run: &&EventRun| run.event == event && run.cell.placement == placement;
-    let found = results.events.iter().find(of).unwrap_or_else(|| panic!("{event} {placement} happened"));
+    let found =
+        results.events.iter().find(of).unwrap_or_else(|| panic!("{event} {placement} happened"));
     let nothing: Vec<String> = Vec::new();
     assert_eq!(found.invalid, nothing, "{event} {placement}");
     assert!(
@@ -92,7 +94,12 @@ fn what_was_acknowledged_and_is_lost_with_an_ssd_is_found_and_nothing_else_is_ca
     assert_eq!((results.not_run.len(), results.runs.len(), results.events.len()), (0, 0, 5));
 
     let server = happened(&results, "dies", "bluestore-dbwal");
-    assert_eq!(server.acknowledged.lost, Some(0), "another server has a copy: {:?}", server.acknowledged);
+    assert_eq!(
+        server.acknowledged.lost,
+        Some(0),
+        "another server has a copy: {:?}",
+        server.acknowledged
+    );
     assert_eq!(
         (&server.what[..], &server.cluster.osds_ended[..]),
         ("node0-ssd fails every request", &[0][..])
@@ -102,13 +109,24 @@ fn what_was_acknowledged_and_is_lost_with_an_ssd_is_found_and_nothing_else_is_ca
         "{:?}",
         server.cluster.recovery
     );
-    assert_eq!(server.cluster.recovery.clean_s, None, "nobody has replaced it, and it is not out yet");
+    assert_eq!(
+        server.cluster.recovery.clean_s, None,
+        "nobody has replaced it, and it is not out yet"
+    );
 
     let host = happened(&results, "dies", "host-tidepool");
     assert_eq!(host.what, "client-ssd fails every request");
     let lost = host.acknowledged.lost.expect("known");
-    assert!(lost > 0 && lost < host.acknowledged.blocks, "one copy was there alone: {:?}", host.acknowledged);
-    assert!(host.after().is_some_and(|after| after.failed > 0), "its guests get errors: {:?}", host.windows);
+    assert!(
+        lost > 0 && lost < host.acknowledged.blocks,
+        "one copy was there alone: {:?}",
+        host.acknowledged
+    );
+    assert!(
+        host.after().is_some_and(|after| after.failed > 0),
+        "its guests get errors: {:?}",
+        host.windows
+    );
     assert_eq!(
         (host.cluster.osds_down, host.cluster.recovery.left_clean_s),
         (Some(0), None),
@@ -116,8 +134,17 @@ fn what_was_acknowledged_and_is_lost_with_an_ssd_is_found_and_nothing_else_is_ca
     );
 
     let pair = happened(&results, "dies", "host-tidepool-replicated");
-    assert_eq!(pair.acknowledged.lost, Some(0), "the second hypervisor has a copy: {:?}", pair.acknowledged);
-    assert!(pair.salvaged.is_some() && pair.cluster.recovery.left_clean_s.is_none(), "{:?}", pair.salvaged);
+    assert_eq!(
+        pair.acknowledged.lost,
+        Some(0),
+        "the second hypervisor has a copy: {:?}",
+        pair.acknowledged
+    );
+    assert!(
+        pair.salvaged.is_some() && pair.cluster.recovery.left_clean_s.is_none(),
+        "{:?}",
+        pair.salvaged
+    );
 
     let stops = happened(&results, "stops", "bluestore-colocated");
     assert_eq!((stops.acknowledged.lost, stops.cluster.osds_down), (Some(0), Some(1)));
@@ -132,7 +159,10 @@ fn what_was_acknowledged_and_is_lost_with_an_ssd_is_found_and_nothing_else_is_ca
     assert!(scrubbed.groups >= 32 && scrubbed.scrubbed > 0, "{scrubbed:?}");
     assert_eq!((scrub.acknowledged.lost, scrub.cluster.osds_down), (Some(0), Some(0)));
     for event in &results.events {
-        assert!(event.points.iter().filter(|point| point.health.is_some()).count() > event.points.len() / 2);
+        assert!(
+            event.points.iter().filter(|point| point.health.is_some()).count()
+                > event.points.len() / 2
+        );
     }
     assert_no_traces(scratch.path());
 }

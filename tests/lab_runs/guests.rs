@@ -1,4 +1,5 @@
-//! OSDs in guests: they take part, what they flush is flushed, their caches are what they are to be, and nothing is left of them.
+//! OSDs in guests: they take part, what they flush is flushed, their caches are what they are to
+//! be, and nothing is left of them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -53,18 +54,22 @@ fn counts(testbed: &Testbed, device: &str) -> Counts {
     testbed.counts()[device]
 }
 
-/// Has whole objects of so many bytes written for some seconds, so many at a time; returns how many.
+/// Has whole objects of so many bytes written for some seconds, so many at a time; returns how
+/// many.
 fn write_objects(testbed: &Testbed, seconds: u32, bytes: u64, depth: u32) -> u64 {
-    let [seconds, bytes, depth] = [seconds.into(), bytes, depth.into()].map(|number: u64| number.to_string());
+    let [seconds, bytes, depth] =
+        [seconds.into(), bytes, depth.into()].map(|number: u64| number.to_string());
     let words = ["bench", &seconds, "write", "-b", &bytes, "-t", &depth, "--no-cleanup"];
     let told = testbed.cluster().rados(&words).expect("a load");
-    let writes = told.lines().find_map(|line| line.strip_prefix("Total writes made:")?.trim().parse().ok());
+    let writes =
+        told.lines().find_map(|line| line.strip_prefix("Total writes made:")?.trim().parse().ok());
     writes.unwrap_or_else(|| panic!("how many it wrote: {told}"))
 }
 
 /// What an OSD says of itself.
 fn metadata(testbed: &Testbed) -> Value {
-    let text = testbed.cluster().ceph(&["osd", "metadata", "0", "--format", "json"]).expect("metadata");
+    let text =
+        testbed.cluster().ceph(&["osd", "metadata", "0", "--format", "json"]).expect("metadata");
     serde_json::from_str(&text).expect("JSON")
 }
 
@@ -72,7 +77,8 @@ fn metadata(testbed: &Testbed) -> Value {
 #[ignore = "it measures, for minutes: make long"]
 fn what_an_osd_in_a_guest_flushes_is_flushed_and_its_media_are_what_they_are() {
     let _turn = one_at_a_time();
-    // Where commits go, and whether the OSD's device turns: what caches does not, but for dm-writecache, which says what its disk says.
+    // Where commits go, and whether the OSD's device turns: what caches does not, but for
+    // dm-writecache, which says what its disk says.
     for (placement, device, rotational) in [
         ("osd-guest", "disk0", "1"),
         ("osd-guest-on-ssd", "disk0", "0"),
@@ -92,7 +98,10 @@ fn what_an_osd_in_a_guest_flushes_is_flushed_and_its_media_are_what_they_are() {
         println!("{placement}: {written} writes one at a time; {device}: {done:?}");
         testbed.emulate(false);
         // Each waits for a commit, and a commit for a flush.
-        assert!(written > 5 && done.flushes as f64 > written as f64 * 0.9, "{placement}: {written} {done:?}");
+        assert!(
+            written > 5 && done.flushes as f64 > written as f64 * 0.9,
+            "{placement}: {written} {done:?}"
+        );
         testbed.holds().expect("it is as it was");
     }
 }
@@ -120,7 +129,8 @@ fn what_is_sequential_goes_past_bcache_unless_its_cutoff_is_0_or_it_is_prepared(
         parts.push(part());
         testbed.holds().expect("it is as it was");
         testbed.emulate(false);
-        let drained = testbed.drain(0.0, &|| false).expect("drained").expect("it keeps something back");
+        let drained =
+            testbed.drain(0.0, &|| false).expect("drained").expect("it keeps something back");
         assert_eq!(counter(&testbed, placement, "dirty_bytes"), 0, "{drained:?}");
         let mut prepared = 0.0;
         let prepare = testbed.prepare(|| {
@@ -181,7 +191,8 @@ fn a_run_with_guests_that_is_killed_leaves_none_and_goes_on() {
     let scratch = Scratch::new("guests").expect("a directory");
     let workloads = [("write", "rw = \"randwrite\"\nset_bytes = 67108864\nsync = \"flush\"")];
     let placements = "\"osd-guest\", \"osd-bcache\", \"osd-guest-tidepool\"";
-    let suite = suite(scratch.path(), placements, "replicas = 1\nosd_cache_bytes = 16777216", &workloads);
+    let suite =
+        suite(scratch.path(), placements, "replicas = 1\nosd_cache_bytes = 16777216", &workloads);
     let text = fs::read_to_string(&suite).expect("a file");
     let text = text.replace("baseline = \"bluestore-colocated\"", "baseline = \"osd-guest\"");
     fs::write(&suite, text.replace("disks = [2]", "disks = [1]")).expect("a file");
@@ -206,14 +217,16 @@ fn a_run_with_guests_that_is_killed_leaves_none_and_goes_on() {
     assert_no_traces(&work);
 }
 
-/// The processes of guests that have `directory` in their command lines, and of what serves their disks.
+/// The processes of guests that have `directory` in their command lines, and of what serves their
+/// disks.
 fn guests(directory: &Path) -> Vec<PathBuf> {
     let directory = directory.to_str().expect("a name");
     let entries = fs::read_dir("/proc").expect("processes").flatten().map(|entry| entry.path());
     let is_one = |process: &PathBuf| {
         let line = fs::read(process.join("cmdline")).unwrap_or_default();
         let line = String::from_utf8_lossy(&line);
-        line.contains(directory) && ["linux.uml", "lab-guest-disks"].iter().any(|name| line.contains(name))
+        line.contains(directory)
+            && ["linux.uml", "lab-guest-disks"].iter().any(|name| line.contains(name))
     };
     entries.filter(is_one).collect()
 }

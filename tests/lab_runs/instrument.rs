@@ -28,7 +28,8 @@ fn parts(run: &Run, writes: bool) -> BTreeMap<&'static str, f64> {
     hops.parts.iter().map(|share| (share.part.title(), share.mean_us)).collect()
 }
 
-/// Measures requests one after the other, without and with what is added to a hop, and looks where it is found.
+/// Measures requests one after the other, without and with what is added to a hop, and looks where
+/// it is found.
 #[track_caller]
 fn is_found(hop: Slow, placement: &str, workload: &str, writes: bool, wanted: Part) {
     let _turn = one_at_a_time();
@@ -41,8 +42,12 @@ fn is_found(hop: Slow, placement: &str, workload: &str, writes: bool, wanted: Pa
             BASELINE => format!("\"{BASELINE}\""),
             other => format!("\"{BASELINE}\", \"{other}\""),
         };
-        let suite =
-            suite(scratch.path(), &names, "replicas = 1\nosd_cache_bytes = 67108864", &[("one", &load)]);
+        let suite = suite(
+            scratch.path(),
+            &names,
+            "replicas = 1\nosd_cache_bytes = 67108864",
+            &[("one", &load)],
+        );
         let stop = AtomicBool::new(false);
         let results = run(Options { added, ..options(scratch.path(), &suite, &stop) }, &|_| ());
         let results = results.expect("it runs to its end");

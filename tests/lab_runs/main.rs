@@ -1,4 +1,5 @@
-//! The lab's measurements: what is not what was meant does not count, what was interrupted goes on, and nothing is left.
+//! The lab's measurements: what is not what was meant does not count, what was interrupted goes on,
+//! and nothing is left.
 
 mod access;
 mod clients_in_guests;
@@ -84,7 +85,10 @@ fn unwritten_images_and_dead_osds_make_runs_that_do_not_count() {
         scratch.path(),
         "\"bluestore-colocated\"",
         "replicas = 2\nosd_cache_bytes = 67108864",
-        &[("read", &format!("rw = \"randread\"\n{set}")), ("write", &format!("rw = \"randwrite\"\n{set}"))],
+        &[
+            ("read", &format!("rw = \"randread\"\n{set}")),
+            ("write", &format!("rw = \"randwrite\"\n{set}")),
+        ],
     );
     let stop = AtomicBool::new(false);
     let options = Options { unfilled: true, ..options(scratch.path(), &suite, &stop) };
@@ -106,7 +110,8 @@ fn unwritten_images_and_dead_osds_make_runs_that_do_not_count() {
 #[test]
 #[ignore = "it measures, for minutes: make long"]
 fn sets_inside_a_cache_that_nobody_named_and_saturated_clients_are_marked() {
-    // Two copies part when nobody answers for a moment: the other test with them does not run while this one keeps all processors busy.
+    // Two copies part when nobody answers for a moment: the other test with them does not run while
+    // this one keeps all processors busy.
     let _turn = one_at_a_time();
     let scratch = Scratch::new("lab-runs").expect("a directory");
     let suite = suite(
@@ -118,7 +123,10 @@ fn sets_inside_a_cache_that_nobody_named_and_saturated_clients_are_marked() {
                 "mixed",
                 "rw = \"randrw\"\nread_percent = 80\nset_bytes = 268435456\nplacements = [\"bluestore-colocated\", \"osd-tidepool\", \"host-tidepool\", \"host-tidepool-replicated\"]",
             ),
-            ("small", "rw = \"randread\"\nset_bytes = 67108864\nplacements = [\"bluestore-colocated\"]"),
+            (
+                "small",
+                "rw = \"randread\"\nset_bytes = 67108864\nplacements = [\"bluestore-colocated\"]",
+            ),
             ("memory", "rw = \"randread\"\nset_bytes = 1048576\nplacements = [\"librbd-cache\"]"),
         ],
     );
@@ -143,20 +151,32 @@ fn sets_inside_a_cache_that_nobody_named_and_saturated_clients_are_marked() {
     // A hit in memory takes no part of the time that a device does.
     let direct = found(&results, "bluestore-colocated", "mixed");
     let median_us = |run: &Run| run.figures.p50_us.expect("fio tells percentiles");
-    assert!(median_us(memory) * 2.0 < median_us(direct), "{:?} {:?}", memory.figures, direct.figures);
-    for placement in ["bluestore-colocated", "osd-tidepool", "host-tidepool", "host-tidepool-replicated"] {
+    assert!(
+        median_us(memory) * 2.0 < median_us(direct),
+        "{:?} {:?}",
+        memory.figures,
+        direct.figures
+    );
+    for placement in
+        ["bluestore-colocated", "osd-tidepool", "host-tidepool", "host-tidepool-replicated"]
+    {
         let mixed = found(&results, placement, "mixed");
         assert_eq!(faults(mixed), "", "{placement}");
-        let (reads, writes) = (mixed.reads.expect("reads").iops, mixed.writes.expect("writes").iops);
+        let (reads, writes) =
+            (mixed.reads.expect("reads").iops, mixed.writes.expect("writes").iops);
         assert!((3.0..5.0).contains(&(reads / writes)), "{placement}: {reads} and {writes}");
         assert!(mixed.samples.len() >= 2 && !mixed.histogram.is_empty(), "{placement}");
     }
     for placement in ["osd-tidepool", "host-tidepool", "host-tidepool-replicated"] {
         let cached = &found(&results, placement, "mixed").counted.placement[placement];
-        assert!(cached["hit_blocks"].as_u64() > cached["miss_blocks"].as_u64(), "it was warm: {cached}");
+        assert!(
+            cached["hit_blocks"].as_u64() > cached["miss_blocks"].as_u64(),
+            "it was warm: {cached}"
+        );
     }
     assert_eq!(results.not_run, []);
-    let proven = |name: &str| results.testbeds.iter().any(|testbed| testbed.proofs.contains_key(name));
+    let proven =
+        |name: &str| results.testbeds.iter().any(|testbed| testbed.proofs.contains_key(name));
     assert!(proven("host-tidepool") && proven("librbd-cache"), "{:?}", results.testbeds);
     // What is there is not thrown away by a second start.
     let again = run(options(scratch.path(), &suite, &stop), &|_| ());
@@ -178,13 +198,18 @@ fn rados_bench_and_the_counters_of_devices_see_one_window() {
     let path = suite(scratch.path(), "\"bluestore-colocated\"", ground, &named);
     let text = fs::read_to_string(&path).expect("a file");
     let text = text.replace("block_bytes = 4096", "block_bytes = 1048576");
-    fs::write(&path, text.replace("seconds = 2\nramp_s = 0", "seconds = 5\nramp_s = 2")).expect("a file");
+    fs::write(&path, text.replace("seconds = 2\nramp_s = 0", "seconds = 5\nramp_s = 2"))
+        .expect("a file");
     let stop = AtomicBool::new(false);
     let results = run(options(scratch.path(), &path, &stop), &|_| ()).expect("it runs to its end");
     for (workload, rw, _) in workloads {
         let run = found(&results, "bluestore-colocated", workload);
         assert_eq!(faults(run), "", "{workload}");
-        assert_eq!((run.commands.len(), run.windows.len(), run.figures.p99_us), (2, 5, None), "{workload}");
+        assert_eq!(
+            (run.commands.len(), run.windows.len(), run.figures.p99_us),
+            (2, 5, None),
+            "{workload}"
+        );
         let bench = run.bench.expect("what it tells");
         let rate = bench.bytes_per_s;
         assert!(rate.min <= rate.mean && rate.mean <= rate.max, "{bench:?}");
@@ -211,8 +236,7 @@ fn rados_bench_and_the_counters_of_devices_see_one_window() {
 fn neighbours_and_other_copies_stand_beside_and_neighbours_are_in_no_figure_of_the_clients() {
     let _turn = one_at_a_time();
     let scratch = Scratch::new("lab-runs").expect("a directory");
-    let ground =
-        "replicas = 1\nreplicas_beside = [2]\nneighbours_beside = [\"2:20\"]\nosd_cache_bytes = 16777216";
+    let ground = "replicas = 1\nreplicas_beside = [2]\nneighbours_beside = [\"2:20\"]\nosd_cache_bytes = 16777216";
     let placements = "\"bluestore-colocated\", \"host-tidepool\"";
     let lines = "rw = \"randrw\"\nread_percent = 80\nset_bytes = 268435456";
     let suite = suite(scratch.path(), placements, ground, &[("mixed", lines)]);
@@ -234,11 +258,15 @@ fn neighbours_and_other_copies_stand_beside_and_neighbours_are_in_no_figure_of_t
         let iops = told.figures.expect("they have worked").iops;
         assert!((8.0..=44.0).contains(&iops), "two of at most twenty: {told:?}");
         let counted = &crowd.counted;
-        assert!(counted.stages.is_empty() && counted.cpu_us_per_io.is_empty(), "nobody tells them apart");
+        assert!(
+            counted.stages.is_empty() && counted.cpu_us_per_io.is_empty(),
+            "nobody tells them apart"
+        );
         assert_eq!(crowd.commands.len(), 1, "the clients' alone");
         assert_eq!(alone.testbed, crowd.testbed, "on the same cluster");
         assert_ne!(alone.testbed, copies.testbed);
-        let wanted = if placement == "host-tidepool" { Durability::OneCopy } else { Durability::Replicated };
+        let wanted =
+            if placement == "host-tidepool" { Durability::OneCopy } else { Durability::Replicated };
         assert_eq!((alone.durability, copies.durability), (Durability::OneCopy, wanted));
     }
     assert_no_traces(scratch.path());
@@ -259,11 +287,18 @@ fn a_second_copy_is_on_another_ssd_and_a_measurement_without_it_does_not_count()
     let _turn = one_at_a_time();
     for servers in [0, 1] {
         let scratch = Scratch::new("lab-runs").expect("a directory");
-        let workloads = ["a", "b", "c"].map(|name| (name, "rw = \"randwrite\"\nset_bytes = 67108864"));
+        let workloads =
+            ["a", "b", "c"].map(|name| (name, "rw = \"randwrite\"\nset_bytes = 67108864"));
         let placements = "\"bluestore-colocated\", \"host-tidepool-replicated\"";
-        let path = suite(scratch.path(), placements, "replicas = 1\nosd_cache_bytes = 16777216", &workloads);
+        let path = suite(
+            scratch.path(),
+            placements,
+            "replicas = 1\nosd_cache_bytes = 16777216",
+            &workloads,
+        );
         let text = fs::read_to_string(&path).expect("a file");
-        fs::write(&path, text.replace("servers = 1", &format!("servers = {servers}"))).expect("a file");
+        fs::write(&path, text.replace("servers = 1", &format!("servers = {servers}")))
+            .expect("a file");
         let stop = AtomicBool::new(false);
         let (measured, lost) = (Cell::new(0), RefCell::new(String::new()));
         // The second hypervisor dies in the middle of the second measurement.
@@ -281,12 +316,15 @@ fn a_second_copy_is_on_another_ssd_and_a_measurement_without_it_does_not_count()
                         std::thread::sleep(Duration::from_millis(20));
                     }
                     std::thread::sleep(Duration::from_millis(500));
-                    let peer = child_in(&directory, "tidepool", "peer.cache").expect("a second daemon");
-                    rustix::process::kill_process(peer, rustix::process::Signal::KILL).expect("it is ours");
+                    let peer =
+                        child_in(&directory, "tidepool", "peer.cache").expect("a second daemon");
+                    rustix::process::kill_process(peer, rustix::process::Signal::KILL)
+                        .expect("it is ours");
                 });
             }
         };
-        let results = run(options(scratch.path(), &path, &stop), &kill).expect("it runs to its end");
+        let results =
+            run(options(scratch.path(), &path, &stop), &kill).expect("it runs to its end");
         for (workload, _) in workloads {
             let run = found(&results, "host-tidepool-replicated", workload);
             if *lost.borrow() == workload {
@@ -308,8 +346,10 @@ fn a_second_copy_is_on_another_ssd_and_a_measurement_without_it_does_not_count()
             let received: f64 = sent.map(|peer| peer.received_bytes_per_s).sum();
             assert_eq!(received > 0.0, servers > 0, "it goes past the switch, if there is one");
         }
-        let proof =
-            results.testbeds.iter().find_map(|testbed| testbed.proofs.get("host-tidepool-replicated"));
+        let proof = results
+            .testbeds
+            .iter()
+            .find_map(|testbed| testbed.proofs.get("host-tidepool-replicated"));
         let proof = proof.expect("a proof");
         let [host, peer] = [0, 1].map(|number| &proof["hosts"][number]);
         assert_eq!(
@@ -329,7 +369,8 @@ fn a_run_that_is_killed_or_interrupted_goes_on_and_leaves_nothing() {
     let workloads = ["a", "b", "c"].map(|name| (name, "rw = \"randwrite\"\nset_bytes = 67108864"));
     // FileStore has a filesystem on a loop device: more to leave behind than any other.
     let placements = "\"bluestore-colocated\", \"filestore-journal\"";
-    let suite = suite(scratch.path(), placements, "replicas = 1\nosd_cache_bytes = 16777216", &workloads);
+    let suite =
+        suite(scratch.path(), placements, "replicas = 1\nosd_cache_bytes = 16777216", &workloads);
     let (out, part) = (scratch.join("out.json"), scratch.join("out.json.part"));
     let work = scratch.join("w");
     fs::create_dir(&work).expect("a directory");
@@ -337,7 +378,8 @@ fn a_run_that_is_killed_or_interrupted_goes_on_and_leaves_nothing() {
     let first = start(lab(&[]), |_| lines(&part, "run") >= 1);
     let dead = end(first, rustix::process::Signal::KILL);
     assert!(!dead.status.success());
-    let begun = |at: usize| serde_json::from_str::<Value>(nth_run(&part, at).as_str()).expect("a line");
+    let begun =
+        |at: usize| serde_json::from_str::<Value>(nth_run(&part, at).as_str()).expect("a line");
     let before = begun(0);
 
     let second = start(lab(&[]), |_| lines(&part, "run") >= 3);
@@ -400,9 +442,12 @@ fn nth_run(part: &Path, at: usize) -> String {
 
 /// Processes of that name that descend from this one.
 fn children(name: &str) -> Vec<rustix::process::Pid> {
-    let output = Command::new("pgrep").args(["-x", name, "-P", &std::process::id().to_string()]).output();
+    let output =
+        Command::new("pgrep").args(["-x", name, "-P", &std::process::id().to_string()]).output();
     let text = String::from_utf8(output.expect("pgrep runs").stdout).expect("numbers");
-    text.lines().filter_map(|line| rustix::process::Pid::from_raw(line.trim().parse().ok()?)).collect()
+    text.lines()
+        .filter_map(|line| rustix::process::Pid::from_raw(line.trim().parse().ok()?))
+        .collect()
 }
 
 /// One of them whose command line has that word and something in this directory.
@@ -435,6 +480,7 @@ fn assert_no_traces(directory: &Path) {
     let loops = String::from_utf8_lossy(&loops.stdout).into_owned();
     assert!(!loops.contains(name), "{loops}");
     let base = directory.join(format!("tidepool-{}", rustix::process::getuid().as_raw()));
-    let left: Vec<_> = fs::read_dir(base).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    let left: Vec<_> =
+        fs::read_dir(base).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
     assert!(left.is_empty(), "{left:?}");
 }

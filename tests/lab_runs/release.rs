@@ -21,12 +21,14 @@ fn a_suite_runs_on_another_release_and_leaves_nothing_however_it_ends() {
     let scratch = Scratch::new("lab-runs").expect("a directory");
     let workloads = ["a", "b"].map(|name| (name, "rw = \"randwrite\"\nset_bytes = 67108864"));
     let placements = "\"bluestore-colocated\", \"filestore-journal\", \"host-tidepool\"";
-    let suite = suite(scratch.path(), placements, "replicas = 1\nosd_cache_bytes = 16777216", &workloads);
+    let suite =
+        suite(scratch.path(), placements, "replicas = 1\nosd_cache_bytes = 16777216", &workloads);
     let (out, part) = (scratch.join("out.json"), scratch.join("out.json.part"));
     let work = scratch.join("w");
     fs::create_dir(&work).expect("a directory");
-    let lab =
-        |words: &[&str]| lab_run(&suite, &out, &work, &[&["--release", &ceph.to_string()], words].concat());
+    let lab = |words: &[&str]| {
+        lab_run(&suite, &out, &work, &[&["--release", &ceph.to_string()], words].concat())
+    };
 
     // While the root is made: after a signal to end, and by force.
     for signal in [Signal::INT, Signal::KILL] {
@@ -45,7 +47,9 @@ fn a_suite_runs_on_another_release_and_leaves_nothing_however_it_ends() {
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
     let results: Results = serde_json::from_slice(&ran.stdout).expect("results");
     assert_eq!(results.ceph_releases(), [ceph].into());
-    for (placement, workload) in ["bluestore-colocated", "host-tidepool"].into_iter().zip(["a", "b"]) {
+    for (placement, workload) in
+        ["bluestore-colocated", "host-tidepool"].into_iter().zip(["a", "b"])
+    {
         assert_eq!(faults(found(&results, placement, workload)), "", "{placement}");
     }
     let not_run: Vec<&str> = results.not_run.iter().map(|found| found.placement.as_str()).collect();
@@ -69,7 +73,12 @@ fn wait_for(command: std::process::Command, so_far: impl Fn() -> bool) -> std::p
 /// Whether a root that is made below a directory holds something of that name.
 fn holds(work: &Path, name: &str) -> bool {
     let below = |path: &Path| {
-        fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path()).collect::<Vec<_>>()
+        fs::read_dir(path)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path())
+            .collect::<Vec<_>>()
     };
     below(work)
         .iter()
@@ -77,14 +86,17 @@ fn holds(work: &Path, name: &str) -> bool {
         .any(|directory| directory.join("root").join(name).exists())
 }
 
-/// Nothing that has to do with a directory is there any more, in a while: what was killed has a caretaker, which takes its time.
+/// Nothing that has to do with a directory is there any more, in a while: what was killed has a
+/// caretaker, which takes its time.
 fn assert_gone(work: &Path) {
     let marker = format!("TMPDIR={}", work.display());
     let runs = || {
         let processes = fs::read_dir("/proc").expect("processes").flatten();
-        processes
-            .filter_map(|process| fs::read(process.path().join("environ")).ok())
-            .any(|environment| environment.split(|&byte| byte == 0).any(|word| word == marker.as_bytes()))
+        processes.filter_map(|process| fs::read(process.path().join("environ")).ok()).any(
+            |environment| {
+                environment.split(|&byte| byte == 0).any(|word| word == marker.as_bytes())
+            },
+        )
     };
     let begun = Instant::now();
     while runs() {

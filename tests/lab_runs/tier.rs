@@ -31,14 +31,22 @@ fn a_cache_tier_stands_in_front_of_the_pool_keeps_what_is_warm_and_is_written_ba
         let run = found(&results, "cache-tier", workload);
         assert_eq!(faults(run), "", "{workload}");
         let counted = &run.counted.placement["cache-tier"];
-        assert!(counted["hit_blocks"].as_u64() > counted["miss_blocks"].as_u64(), "it was warm: {counted}");
+        assert!(
+            counted["hit_blocks"].as_u64() > counted["miss_blocks"].as_u64(),
+            "it was warm: {counted}"
+        );
         let carried = |device: &str| match workload {
             "write" => run.counted.devices[device].written_bytes,
             _ => run.counted.devices[device].read_bytes,
         };
-        assert!(carried("node0-ssd") > carried("disk0") + carried("disk1"), "{:?}", run.counted.devices);
+        assert!(
+            carried("node0-ssd") > carried("disk0") + carried("disk1"),
+            "{:?}",
+            run.counted.devices
+        );
     }
-    let written = found(&results, "cache-tier", "write").drained.expect("what was dirty is written back");
+    let written =
+        found(&results, "cache-tier", "write").drained.expect("what was dirty is written back");
     assert!(written.dirty_bytes >= written.hurried_bytes && written.dirty_bytes > 0, "{written:?}");
     let (tier, disks) =
         (found(&results, "cache-tier", "write"), found(&results, "bluestore-colocated", "write"));

@@ -1,4 +1,5 @@
-//! The cache is destroyed under load: the image, without it, is one exact state of the volume. `make lost` does this for long.
+//! The cache is destroyed under load: the image, without it, is one exact state of the volume.
+//! `make lost` does this for long.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -27,7 +28,8 @@ fn g5_a_destroyed_cache_leaves_a_file_as_it_once_was() {
 fn g5_a_destroyed_cache_leaves_an_rbd_image_as_it_once_was() {
     let _turn = one_at_a_time();
     let cluster = Cluster::for_test().expect("a cluster");
-    let round = round(Some(&cluster), rng::seed(510)).expect("an exact state, and a loss that is bounded");
+    let round =
+        round(Some(&cluster), rng::seed(510)).expect("an exact state, and a loss that is bounded");
     println!("{round:?}");
 }
 

@@ -1,5 +1,5 @@
-//! A volume on an NBD server that is killed under load. Between two flushes the server keeps what it is given in memory, so that
-//! every kill loses writes which it had completed.
+//! A volume on an NBD server that is killed under load. Between two flushes the server keeps what
+//! it is given in memory, so that every kill loses writes which it had completed.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,8 @@ impl Remote {
         let server = forgetful(&scratch.join("backend.sock"), &image);
         let uri = format!("nbd+unix:///?socket={}", scratch.join("backend.sock").display());
         let extra = extra.iter().chain(&["--drain=unordered"]).map(ToString::to_string).collect();
-        let options = RigOptions { cache_bytes: 128 * MIB, volumes: vec![(VOLUME.into(), uri)], extra };
+        let options =
+            RigOptions { cache_bytes: 128 * MIB, volumes: vec![(VOLUME.into(), uri)], extra };
         let mut rig = Rig::within(scratch, &options).expect("a rig");
         rig.daemon.start().expect("the daemon starts");
         Remote { rig, server: Some(server) }
@@ -104,7 +105,10 @@ fn g2_a_server_that_is_killed_under_load_and_forgets_what_was_not_flushed_costs_
     assert_eq!(remote.rig.volume_number("dirty_bytes"), 0);
     // What the server has not been told to keep is not in the image.
     remote.kill_server();
-    remote.rig.verify_plain(&mut workload, &remote.rig.image()).expect("the image is what was written");
+    remote
+        .rig
+        .verify_plain(&mut workload, &remote.rig.image())
+        .expect("the image is what was written");
 }
 
 #[test]
@@ -129,7 +133,10 @@ fn g2_daemon_and_server_are_killed_in_turn_and_the_volume_is_given_back() {
     assert_eq!(removed["verified"], true, "{removed}");
     assert!(removed["direct_use"].to_string().contains("nbdinfo"), "{removed}");
     remote.kill_server();
-    remote.rig.verify_plain(&mut workload, &remote.rig.image()).expect("the image is what was written");
+    remote
+        .rig
+        .verify_plain(&mut workload, &remote.rig.image())
+        .expect("the image is what was written");
 }
 
 #[test]
@@ -139,14 +146,18 @@ fn a_write_through_volume_answers_only_what_the_server_has_kept() {
     let change = serde_json::json!({ "mode": "write-through" });
     let path = format!("/v1/volumes/{VOLUME}");
     remote.rig.admin.call("PATCH", &path, Some(&change)).expect("changed");
-    let options = WorkloadOptions { in_flight: 8, ..WorkloadOptions::new(rng::seed(73), IMAGE_BYTES) };
+    let options =
+        WorkloadOptions { in_flight: 8, ..WorkloadOptions::new(rng::seed(73), IMAGE_BYTES) };
     let mut workload = remote.rig.workload(options).expect("connect");
     for _ in 0..3 {
         assert_eq!(workload.run(150).expect("a run"), Progress::Done);
         // All of it is answered: the image has it, whatever becomes of the server.
         remote.kill_server();
         workload.disconnect().expect("goodbye");
-        remote.rig.verify_plain(&mut workload, &remote.rig.image()).expect("the image is what was written");
+        remote
+            .rig
+            .verify_plain(&mut workload, &remote.rig.image())
+            .expect("the image is what was written");
         remote.start_server();
         workload.connect(&remote.rig.socket, VOLUME).expect("connect");
     }
@@ -156,7 +167,8 @@ fn a_write_through_volume_answers_only_what_the_server_has_kept() {
 fn a_volume_on_a_server_is_checked_refused_and_added() {
     let _turn = one_at_a_time();
     let mut remote = Remote::new(&[]);
-    let uri = |name: &str| format!("nbd+unix:///?socket={}", remote.rig.scratch.join(name).display());
+    let uri =
+        |name: &str| format!("nbd+unix:///?socket={}", remote.rig.scratch.join(name).display());
     let other = remote.rig.scratch.join("other");
     File::create(&other).and_then(|file| file.set_len(MIB)).expect("an image");
     let second = forgetful(&remote.rig.scratch.join("other.sock"), &other);
@@ -169,7 +181,8 @@ fn a_volume_on_a_server_is_checked_refused_and_added() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("in use"), "{output:?}");
 
     let cache = format!("--cache={}", remote.rig.scratch.join("second").display());
-    let door = format!("--nbd=nbd+unix:///?socket={}", remote.rig.scratch.join("second.sock").display());
+    let door =
+        format!("--nbd=nbd+unix:///?socket={}", remote.rig.scratch.join("second.sock").display());
     let admin = format!("--admin={}", remote.rig.scratch.join("second.admin").display());
     let volume = format!("--volume=x={free}");
     let serve = ["serve", &cache, "--cache-size=64MiB", &door, &admin, &volume, "--accept-loss=5s"];
@@ -180,10 +193,15 @@ fn a_volume_on_a_server_is_checked_refused_and_added() {
     assert_eq!(complaint(&output).0, 2);
 
     let admin = format!("--admin={}", remote.rig.scratch.join("admin.sock").display());
-    let output = daemon::run(["volume", "add", &format!("x={free}"), &admin]).expect("tidepool runs");
+    let output =
+        daemon::run(["volume", "add", &format!("x={free}"), &admin]).expect("tidepool runs");
     assert!(output.status.success(), "{output:?}");
     let volume = remote.rig.admin.volume("x").expect("it is there");
-    assert_eq!((&volume["mode"], &volume["state"]), (&"write-back".into(), &"serving".into()), "{volume}");
+    assert_eq!(
+        (&volume["mode"], &volume["state"]),
+        (&"write-back".into(), &"serving".into()),
+        "{volume}"
+    );
     let output = daemon::run(["volume", "remove", "x", &admin]).expect("tidepool runs");
     assert!(output.status.success(), "{output:?}");
     drop(second);

@@ -1,5 +1,6 @@
-//! docs/operations.md as somebody lives it who runs Tidepool: every command runs as it stands there, on a real cluster, after what it is
-//! for has happened. The virtual machine is QEMU's NBD client, and a file keeps what it has written.
+//! docs/operations.md as somebody lives it who runs Tidepool: every command runs as it stands
+//! there, on a real cluster, after what it is for has happened. The virtual machine is QEMU's NBD
+//! client, and a file keeps what it has written.
 
 use std::ffi::OsString;
 use std::fs;
@@ -80,9 +81,9 @@ impl Manual {
     fn section<const N: usize>(&mut self, heading: &str) -> [String; N] {
         self.used += N;
         let blocks = commands(&self.text, heading);
-        blocks
-            .try_into()
-            .unwrap_or_else(|blocks| panic!("{heading}: {N} blocks are known, these stand there: {blocks:?}"))
+        blocks.try_into().unwrap_or_else(|blocks| {
+            panic!("{heading}: {N} blocks are known, these stand there: {blocks:?}")
+        })
     }
 }
 
@@ -133,7 +134,9 @@ fn live(host: &mut Host, manual: &mut Manual) {
     let [whole, difference, clone, forget] = manual.section("## Snapshots: a rotation");
     host.act("both -c 'write -P 12 40M 8M' -c flush");
     host.follow(&whole);
-    host.act("cmp /mnt/day1.raw /mnt/model; both -c 'write -P 13 44M 8M' -c 'discard 60M 1M' -c flush");
+    host.act(
+        "cmp /mnt/day1.raw /mnt/model; both -c 'write -P 13 44M 8M' -c 'discard 60M 1M' -c flush",
+    );
     host.follow(&difference);
     host.act("[ \"$(rbd snap ls rbd/vm1 | awk 'NR > 1 { print $2 }')\" = day2 ]");
     host.act("rbd import --no-progress /mnt/day1.raw rbd/again; rbd snap create --no-progress rbd/again@day1; rbd import-diff --no-progress /mnt/day2.diff rbd/again");
@@ -223,8 +226,9 @@ fn the_commands_of_the_manual_work_as_they_stand_there() {
         "mon allow pool delete = true",
     ];
     let extra = extra.map(str::to_owned).to_vec();
-    let cluster = Cluster::up(&ClusterOptions { extra, manager: true, ..ClusterOptions::for_tests() })
-        .expect("a cluster");
+    let cluster =
+        Cluster::up(&ClusterOptions { extra, manager: true, ..ClusterOptions::for_tests() })
+            .expect("a cluster");
     cluster.rbd_create("vm1", IMAGE_BYTES).expect("the VM's image");
 
     let mut host = Host::new("operations", &["/run", "/var/lib", "/mnt"]);
@@ -234,7 +238,8 @@ fn the_commands_of_the_manual_work_as_they_stand_there() {
     let systemctl = host.scratch.join("bin/systemctl");
     fs::write(&systemctl, SYSTEMCTL).expect("write");
     fs::set_permissions(&systemctl, fs::Permissions::from_mode(0o755)).expect("executable");
-    let config = fs::read_to_string(repository().join("packaging/tidepool.toml")).expect("the configuration");
+    let config = fs::read_to_string(repository().join("packaging/tidepool.toml"))
+        .expect("the configuration");
     // A small cache, and no port that somebody else may use.
     let config = config.replace("\"64GiB\"", "\"256MiB\"").replace("\nmetrics", "\n#metrics");
     fs::write(host.scratch.join("etc/tidepool.toml"), config).expect("write");
@@ -244,7 +249,11 @@ fn the_commands_of_the_manual_work_as_they_stand_there() {
     host.act("tidepool volume add vm1=rbd:rbd/vm1 --accept-loss 10s");
     let mut manual = Manual { text, used: 0 };
     live(&mut host, &mut manual);
-    assert_eq!(manual.used, manual.text.matches("```sh\n").count(), "every block of the document runs");
+    assert_eq!(
+        manual.used,
+        manual.text.matches("```sh\n").count(),
+        "every block of the document runs"
+    );
 
     let mut path = OsString::from(host.scratch.join("bin"));
     let program = daemon::tidepool().expect("the program").parent().expect("its directory");

@@ -37,7 +37,10 @@ fn hosts_on(cluster: &Cluster, image: &str, third: bool) -> Pair {
 fn lock_address(cluster: &Cluster, image: &str) -> String {
     let locks = cluster.rbd(&["lock", "ls", "--format", "json", image]).expect("rbd lock ls");
     let locks: serde_json::Value = serde_json::from_str(&locks).expect("JSON");
-    locks[0]["address"].as_str().unwrap_or_else(|| panic!("nobody has the lock: {locks}")).to_owned()
+    locks[0]["address"]
+        .as_str()
+        .unwrap_or_else(|| panic!("nobody has the lock: {locks}"))
+        .to_owned()
 }
 
 /// The image alone is what was written, when everything is drained.
@@ -102,7 +105,8 @@ fn g4_everything_that_a_dead_host_has_served_is_failed_over_at_once() {
     goes_on(&mut pair, &mut workload, to);
 }
 
-/// A rollback gives the second copy up, and a new one begins: what the peer takes over later is the snapshot and what came after it.
+/// A rollback gives the second copy up, and a new one begins: what the peer takes over later is the
+/// snapshot and what came after it.
 #[test]
 fn g4_what_a_peer_takes_over_after_a_rollback_is_of_after_it() {
     const PLACES: u64 = 16;
@@ -116,7 +120,8 @@ fn g4_what_a_peer_takes_over_after_a_rollback_is_of_after_it() {
     };
     let call = |pair: &Pair, what: &str| {
         let body = serde_json::json!({ "snapshot": "then" });
-        let answer = pair.owner().admin.call("POST", &format!("/v1/volumes/{VOLUME}/{what}"), Some(&body));
+        let answer =
+            pair.owner().admin.call("POST", &format!("/v1/volumes/{VOLUME}/{what}"), Some(&body));
         answer.expect("it is done")
     };
     write(&pair, 0..PLACES, 1);
@@ -134,7 +139,11 @@ fn g4_what_a_peer_takes_over_after_a_rollback_is_of_after_it() {
     for at in 0..PLACES {
         let expected = if at < 4 { 3 } else { 1 };
         let content = client.read(at * MIB, 65536).expect("a read");
-        assert!(content.iter().all(|&byte| byte == expected), "at {at} MiB: {} for {expected}", content[0]);
+        assert!(
+            content.iter().all(|&byte| byte == expected),
+            "at {at} MiB: {} for {expected}",
+            content[0]
+        );
     }
 }
 
@@ -155,7 +164,10 @@ fn g4_a_volume_is_handed_over_with_its_lock_and_its_guard() {
     }
     workload.disconnect().expect("goodbye");
     let fenced = cluster.ceph(&["osd", "blocklist", "ls"]).expect("a list");
-    assert!(owners.iter().all(|address| !fenced.contains(address)), "nobody is fenced: {owners:?}\n{fenced}");
+    assert!(
+        owners.iter().all(|address| !fenced.contains(address)),
+        "nobody is fenced: {owners:?}\n{fenced}"
+    );
     check_image(&cluster, "handed", &pair, &mut workload);
 }
 
@@ -182,7 +194,9 @@ fn g6_an_owner_that_was_stopped_writes_nothing_when_it_goes_on() {
         // With all that it had in flight, and whatever it wants to drain.
         pair.hosts[owner].daemon.signal(Signal::CONT).expect("it goes on");
         let copy = pair.hosts[owner].wait("the other copy", |volume| volume["state"] == "replica");
-        copy.expect("it knows that it is not the owner, and keeps the copy without being started again");
+        copy.expect(
+            "it knows that it is not the owner, and keeps the copy without being started again",
+        );
         pair.hosts[owner].daemon.wait_log("it is closed here").expect("it says so");
         workload.run(500).expect("a run");
         workload.verify().expect("nothing of the old owner is in the image");
@@ -192,7 +206,8 @@ fn g6_an_owner_that_was_stopped_writes_nothing_when_it_goes_on() {
     check_image(&cluster, "stopped", &pair, &mut workload);
 }
 
-/// A manager that was wrong about its fence: the owner was stopped, goes on, and finds itself fenced by the failover.
+/// A manager that was wrong about its fence: the owner was stopped, goes on, and finds itself
+/// fenced by the failover.
 #[test]
 fn g6_a_host_that_was_not_fenced_after_all_writes_nothing_after_a_failover() {
     let _turn = one_at_a_time();
@@ -214,7 +229,11 @@ fn g6_a_host_that_was_not_fenced_after_all_writes_nothing_after_a_failover() {
             taken = fail_over(&hosts[to], &["--fenced", "h0"]).expect("it runs");
         }
         println!("failed over from a stopped owner in {} ms", since.elapsed().as_millis());
-        assert_eq!((taken.status, &taken.volume()["outcome"]), (0, &"taken-over".into()), "{taken:?}");
+        assert_eq!(
+            (taken.status, &taken.volume()["outcome"]),
+            (0, &"taken-over".into()),
+            "{taken:?}"
+        );
         gauge.give_up();
     });
     assert_eq!(end, Progress::Disconnected);
@@ -232,7 +251,8 @@ fn g6_a_host_that_was_not_fenced_after_all_writes_nothing_after_a_failover() {
     check_image(&cluster, "fenced", &pair, &mut workload);
 }
 
-/// The monitors do not answer while the host fails: a failover that finds nobody to ask tries again.
+/// The monitors do not answer while the host fails: a failover that finds nobody to ask tries
+/// again.
 #[test]
 fn g4_a_failover_waits_for_a_cluster_that_does_not_answer_for_a_while() {
     let _turn = one_at_a_time();
@@ -242,10 +262,11 @@ fn g4_a_failover_waits_for_a_cluster_that_does_not_answer_for_a_while() {
     let to = holder(&pair);
     kill_owner(&mut pair, &mut workload, 500);
     cluster.ceph(&["osd", "pause"]).expect("nothing is read or written");
-    let early = fail_over(&pair.hosts[to], &[VOLUME, "--fenced", "h0", "--wait", "1s"]).expect("it runs");
+    let early =
+        fail_over(&pair.hosts[to], &[VOLUME, "--fenced", "h0", "--wait", "1s"]).expect("it runs");
     assert!(early.status == 1 && early.error.contains("ask again"), "{early:?}");
-    let waiting =
-        start_failover(&pair.hosts[to], &[VOLUME, "--fenced", "h0", "--wait", "2m"]).expect("it starts");
+    let waiting = start_failover(&pair.hosts[to], &[VOLUME, "--fenced", "h0", "--wait", "2m"])
+        .expect("it starts");
     std::thread::sleep(Duration::from_secs(3));
     cluster.ceph(&["osd", "unpause"]).expect("as before");
     let taken = ended(waiting).expect("it ends");

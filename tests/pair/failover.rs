@@ -1,4 +1,5 @@
-//! A program that watches the hosts has the volumes of a dead one served by its peer: `tidepool volume failover`.
+//! A program that watches the hosts has the volumes of a dead one served by its peer:
+//! `tidepool volume failover`.
 
 use super::*;
 use serde_json::{Value, json};
@@ -33,7 +34,8 @@ fn done(ended: &Ended, outcome: &str) {
     assert_eq!(ended.volume()["outcome"], outcome, "{ended:?}");
 }
 
-/// The volume is served by another host: the workload, whose server is gone, goes on there with all that it was told.
+/// The volume is served by another host: the workload, whose server is gone, goes on there with all
+/// that it was told.
 pub(super) fn goes_on(pair: &mut Pair, workload: &mut Workload, owner: usize) {
     pair.owner = owner;
     workload.server_died();
@@ -67,7 +69,11 @@ fn g4_the_volumes_of_a_fenced_host_are_served_by_its_peer_with_everything() {
         done(&fail_over(&pair.hosts[to], &named).expect("it runs"), "here");
         done(&fail_over(&pair.hosts[to], &[VOLUME]).expect("it runs"), "here");
         let none = fail_over(&pair.hosts[to], &named[1..]).expect("it runs");
-        assert_eq!((none.status, none.output.trim()), (0, "[]"), "nothing of that host is left: {none:?}");
+        assert_eq!(
+            (none.status, none.output.trim()),
+            (0, "[]"),
+            "nothing of that host is left: {none:?}"
+        );
         goes_on(&mut pair, &mut workload, to);
         pair.hosts[owner].daemon.start().expect("it starts");
         pair.owner().wait_sync().expect("in sync again");
@@ -95,7 +101,12 @@ fn g6_a_host_that_is_alive_is_not_failed_over_whatever_is_said_of_its_fence() {
             "host h0 is alive: its daemon was heard",
         );
         refused(to, &["--fenced", "h0"], Some("h0"), "host h0 is alive");
-        refused(to, &[VOLUME], Some("h0"), "host h0 may still be running; confirm that it is fenced");
+        refused(
+            to,
+            &[VOLUME],
+            Some("h0"),
+            "host h0 may still be running; confirm that it is fenced",
+        );
         refused(to, &[VOLUME, "--fenced", "h7"], Some("h0"), "host h0 owns it, not h7");
         refused(third, &[VOLUME, "--fenced", "h0"], None, "no copy of it is in this cache");
         let nothing = fail_over(&pair.hosts[to], &["--fenced", "h7"]).expect("it runs");
@@ -117,9 +128,19 @@ fn a_dead_host_is_not_failed_over_before_it_is_said_to_be_fenced() {
     kill_owner(&mut pair, &mut workload, 200);
     let why = "host h0 may still be running; confirm that it is fenced with --fenced h0";
     refused(&pair, to, &[VOLUME], Some("h0"), why);
-    refused(&pair, to, &[VOLUME, "--fenced", "h1.example"], Some("h0"), "host h0 owns it, not h1.example");
+    refused(
+        &pair,
+        to,
+        &[VOLUME, "--fenced", "h1.example"],
+        Some("h0"),
+        "host h0 owns it, not h1.example",
+    );
     let copy = pair.hosts[to].volume().expect("a status").expect("a copy");
-    assert_eq!((&copy["state"], &copy["owner"]["host"]), (&"replica".into(), &"unknown".into()), "{copy}");
+    assert_eq!(
+        (&copy["state"], &copy["owner"]["host"]),
+        (&"replica".into(), &"unknown".into()),
+        "{copy}"
+    );
     done(&fail_over(&pair.hosts[to], &[VOLUME, "--fenced", "h0"]).expect("it runs"), "taken-over");
     goes_on(&mut pair, &mut workload, to);
 }
@@ -151,7 +172,9 @@ fn g4_a_host_that_was_restarted_since_loses_nothing_by_itself() {
     let to = holder(&pair);
     kill_owner(&mut pair, &mut workload, 200);
     pair.hosts[to].reboot(649).expect("it comes back");
-    let why = format!("`tidepool volume takeover {VOLUME} --accept-loss` takes what this cache has of it");
+    let why = format!(
+        "`tidepool volume takeover {VOLUME} --accept-loss` takes what this cache has of it"
+    );
     refused(&pair, to, &[VOLUME, "--fenced", "h0"], Some("h0"), &why);
     pair.hosts[0].daemon.start().expect("it starts");
     goes_on(&mut pair, &mut workload, 0);
@@ -189,7 +212,8 @@ pub(super) fn wait_in_sync(pair: &Pair, name: &str) {
     pair.owner().admin.wait_volume(name, Duration::from_secs(60), in_sync).expect("in sync");
 }
 
-/// The image of one volume does not answer while its host's volumes are taken over: the others are not held up by it.
+/// The image of one volume does not answer while its host's volumes are taken over: the others are
+/// not held up by it.
 #[test]
 fn g8_an_image_that_does_not_answer_holds_up_its_own_volume_alone() {
     let _turn = one_at_a_time();
@@ -197,7 +221,8 @@ fn g8_an_image_that_does_not_answer_holds_up_its_own_volume_alone() {
     let mut workload = workload(&pair, 649);
     let spec = preset::find("ssd-sata-consumer").expect("a class of the lab").spec;
     let place = |what: &str| pair.scratch.join(what);
-    let device = Emulated::start(spec, 64 * MIB, &[], &place("backing"), &place("device")).expect("a device");
+    let device = Emulated::start(spec, 64 * MIB, &[], &place("backing"), &place("device"))
+        .expect("a device");
     let image = device.directory().join("image");
     File::create(&image).and_then(|file| file.set_len(16 * MIB)).expect("an image");
     add_volume(&pair, "stuck", &format!("file:{}", image.display()));
@@ -206,10 +231,13 @@ fn g8_an_image_that_does_not_answer_holds_up_its_own_volume_alone() {
     device.faults().plan(|_| Act::Hold(Remains::Nothing));
     let path = "/v1/volumes/stuck/takeover";
     let admin = Admin::new(pair.hosts[to].admin.socket());
-    let stuck = std::thread::spawn(move || admin.call("POST", path, Some(&json!({ "accept_loss": false }))));
+    let stuck = std::thread::spawn(move || {
+        admin.call("POST", path, Some(&json!({ "accept_loss": false })))
+    });
     assert!(device.faults().wait_held(Duration::from_secs(60)), "nothing is asked of its image");
     let both = fail_over(&pair.hosts[to], &["--fenced", "h0", "--wait", "15s"]).expect("it runs");
-    let outcome = |volume: &Value| format!("{} {}", volume["name"], volume["outcome"]).replace('"', "");
+    let outcome =
+        |volume: &Value| format!("{} {}", volume["name"], volume["outcome"]).replace('"', "");
     let outcomes: Vec<_> = both.volumes().iter().map(outcome).collect();
     assert_eq!(outcomes, ["stuck refused", "vm taken-over"], "{both:?}");
     goes_on(&mut pair, &mut workload, to);
@@ -235,7 +263,8 @@ fn g8_an_image_that_does_not_answer_holds_up_its_own_volume_alone() {
     done(&fail_over(&pair.hosts[to], &arguments).expect("it runs"), "taken-over");
 }
 
-/// The daemon that takes over is killed in the middle, at any moment of it, and started again: the hook is called again.
+/// The daemon that takes over is killed in the middle, at any moment of it, and started again: the
+/// hook is called again.
 #[test]
 fn g4_a_failover_that_is_cut_short_is_finished_by_the_next() {
     let _turn = one_at_a_time();
@@ -246,7 +275,8 @@ fn g4_a_failover_that_is_cut_short_is_finished_by_the_next() {
         let to = holder(&pair);
         let owner = kill_owner(&mut pair, &mut workload, 100);
         let fenced = format!("h{owner}");
-        let first = start_failover(&pair.hosts[to], &[VOLUME, "--fenced", &fenced]).expect("it starts");
+        let first =
+            start_failover(&pair.hosts[to], &[VOLUME, "--fenced", &fenced]).expect("it starts");
         std::thread::sleep(Duration::from_millis(rng.below(60)));
         pair.hosts[to].daemon.kill().expect("kill");
         ended(first).expect("it ends");

@@ -15,7 +15,8 @@ fn rounds(midst: Midst, seed: u64) {
     let mut workload = workload(&pair, seed);
     let mut rng = Rng::new(rng::seed(seed + 1));
     for at in 1..=ROUNDS {
-        let told = round(&mut pair, &mut workload, &mut rng, midst).expect("one of them serves everything");
+        let told = round(&mut pair, &mut workload, &mut rng, midst)
+            .expect("one of them serves everything");
         println!("round {at}: {told}");
     }
     workload.disconnect().expect("goodbye");

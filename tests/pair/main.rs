@@ -28,7 +28,8 @@ use tidepool_tests::rig::{MIB, VOLUME};
 use tidepool_tests::wire::WireMode;
 
 const IMAGE_BYTES: u64 = 32 * MIB;
-/// How long an owner answers reads after its peer was heard for the last time (docs/rfcs/0009-replica.md).
+/// How long an owner answers reads after its peer was heard for the last time
+/// (docs/rfcs/0009-replica.md).
 const LEASE: Duration = Duration::from_nanos(Limits::SHIPPED.lease_ns);
 /// Rounds of the short form.
 const ROUNDS: usize = 3;
@@ -37,16 +38,22 @@ fn pair() -> Pair {
     hosts(false)
 }
 
-/// Two hosts in sync that wait for each other as long as a release does: for what they do without each other's word.
+/// Two hosts in sync that wait for each other as long as a release does: for what they do without
+/// each other's word.
 fn pair_as_shipped() -> Pair {
-    let options = PairOptions { image: Err(IMAGE_BYTES), shipped_limits: true, ..PairOptions::default() };
+    let options =
+        PairOptions { image: Err(IMAGE_BYTES), shipped_limits: true, ..PairOptions::default() };
     Pair::new(&options).expect("two hosts in sync")
 }
 
 /// Two hosts in sync, and a third one beside them.
 fn hosts(third: bool) -> Pair {
-    let options =
-        PairOptions { cache_bytes: 192 * MIB, image: Err(IMAGE_BYTES), third, ..PairOptions::default() };
+    let options = PairOptions {
+        cache_bytes: 192 * MIB,
+        image: Err(IMAGE_BYTES),
+        third,
+        ..PairOptions::default()
+    };
     Pair::new(&options).expect("two hosts in sync")
 }
 
@@ -71,7 +78,8 @@ impl Drop for EndsLoad<'_> {
     }
 }
 
-/// Does something after a random time under load, and has the load go on for as long; how the load has ended.
+/// Does something after a random time under load, and has the load go on for as long; how the load
+/// has ended.
 fn under_load(workload: &mut Workload, ms: u64, what: impl FnOnce()) -> Progress {
     load_during(workload, ms, what).expect("no request fails")
 }
@@ -90,8 +98,8 @@ fn load_during(workload: &mut Workload, ms: u64, what: impl FnOnce()) -> Result<
     })
 }
 
-/// The owner is killed under load, with a copy in sync: a busy machine may have had the two part for a moment. Returns which host
-/// that was.
+/// The owner is killed under load, with a copy in sync: a busy machine may have had the two part
+/// for a moment. Returns which host that was.
 fn kill_owner(pair: &mut Pair, workload: &mut Workload, ms: u64) -> usize {
     let owner = pair.owner;
     let hosts = &mut pair.hosts;
@@ -103,7 +111,8 @@ fn kill_owner(pair: &mut Pair, workload: &mut Workload, ms: u64) -> usize {
     owner
 }
 
-/// The owner is killed under load, its peer takes over with everything, and the old owner comes back as the peer of the new one.
+/// The owner is killed under load, its peer takes over with everything, and the old owner comes
+/// back as the peer of the new one.
 fn lose_owner(pair: &mut Pair, workload: &mut Workload, rng: &mut Rng) {
     let owner = kill_owner(pair, workload, 50 + rng.below(800));
     let took = pair.fail_over(workload).expect("nothing is lost");
@@ -114,7 +123,8 @@ fn lose_owner(pair: &mut Pair, workload: &mut Workload, rng: &mut Rng) {
     assert_eq!(copy["state"], "replica");
 }
 
-/// The owner loses its peer under load and gets it back: no request fails and none hangs, and nothing is lost.
+/// The owner loses its peer under load and gets it back: no request fails and none hangs, and
+/// nothing is lost.
 fn lose_peer(
     pair: &mut Pair,
     workload: &mut Workload,
@@ -167,8 +177,10 @@ fn g8_without_its_peer_a_volume_goes_on_as_write_through() {
             pair.hosts[1].daemon.start().expect("it starts");
         };
         lose_peer(&mut pair, &mut workload, killed, started);
-        let stopped = |pair: &mut Pair| pair.hosts[1].daemon.signal(Signal::STOP).expect("it stops");
-        let goes_on = |pair: &mut Pair| pair.hosts[1].daemon.signal(Signal::CONT).expect("it goes on");
+        let stopped =
+            |pair: &mut Pair| pair.hosts[1].daemon.signal(Signal::STOP).expect("it stops");
+        let goes_on =
+            |pair: &mut Pair| pair.hosts[1].daemon.signal(Signal::CONT).expect("it goes on");
         lose_peer(&mut pair, &mut workload, stopped, goes_on);
     }
     workload.disconnect().expect("goodbye");
@@ -269,13 +281,15 @@ fn reader(pair: &Pair) -> Child {
     reader.spawn().expect("qemu-io runs (qemu-utils)")
 }
 
-/// An owner that is cut off from its peer and from its image does not know whether the peer has taken over.
+/// An owner that is cut off from its peer and from its image does not know whether the peer has
+/// taken over.
 #[test]
 fn g1_an_owner_that_is_cut_off_from_everybody_answers_no_reads_until_it_knows() {
     let _turn = one_at_a_time();
     let pair = pair_as_shipped();
     let uri = format!("nbd+unix:///{VOLUME}?socket={}", pair.owner().socket.display());
-    let written = Command::new("qemu-io").args(["-f", "raw", "-c", "write -P 7 0 64k", &uri]).status();
+    let written =
+        Command::new("qemu-io").args(["-f", "raw", "-c", "write -P 7 0 64k", &uri]).status();
     assert!(written.expect("qemu-io runs (qemu-utils)").success());
     pair.set_link(WireMode::Hole);
     pair.owner().wait_degraded().expect("the record says that it is alone");
@@ -301,7 +315,9 @@ fn g1_an_owner_that_is_cut_off_from_everybody_answers_no_reads_until_it_knows() 
 /// Runs `tidepool volume drain --all` on a host.
 fn drain_all(host: &Host) -> Ended {
     let mut command = Command::new(tidepool().expect("the program"));
-    command.args(["volume", "drain", "--all", "--format", "json", "--admin"]).arg(host.admin.socket());
+    command
+        .args(["volume", "drain", "--all", "--format", "json", "--admin"])
+        .arg(host.admin.socket());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     ended(command.spawn().expect("it starts")).expect("it ends")
 }
@@ -331,7 +347,8 @@ fn writes_fail(host: &Host, bytes: u64) {
     prlimit(Some(pid), Resource::Fsize, limit).expect("a limit");
 }
 
-/// The first host's daemon starts on a device that has what it had long before, does not serve the volume, and says why.
+/// The first host's daemon starts on a device that has what it had long before, does not serve the
+/// volume, and says why.
 fn comes_back_on(pair: &mut Pair, old: &Path, why: &str) {
     let host = &mut pair.hosts[0];
     std::fs::copy(old, &host.cache).expect("what the device has then");
@@ -341,13 +358,15 @@ fn comes_back_on(pair: &mut Pair, old: &Path, why: &str) {
     host.daemon.wait_log(why).expect("it says why");
 }
 
-/// The owner's cache device fails, the daemon dies, and the device comes back with what it had long before.
+/// The owner's cache device fails, the daemon dies, and the device comes back with what it had long
+/// before.
 #[test]
 fn g4_an_owner_whose_device_had_failed_does_not_go_on_with_less() {
     let _turn = one_at_a_time();
     let scratch = Scratch::new("image").expect("a directory");
     let image = scratch.join("image");
-    // Slow, so that the image does not have everything at once; and small, since it is read as a whole.
+    // Slow, so that the image does not have everything at once; and small, since it is read as a
+    // whole.
     let bytes = 3 * MIB;
     File::create(&image).and_then(|file| file.set_len(bytes)).expect("an image");
     let uri = format!("file:{}?emulate=hdd", image.display());
@@ -379,8 +398,8 @@ fn g4_an_owner_whose_device_had_failed_does_not_go_on_with_less() {
     workload.disconnect().expect("goodbye");
 }
 
-/// The owner's cache device fails, the image gets everything, the two part, and the image goes on without either. Then the daemon
-/// dies, and the device comes back with what it had long before.
+/// The owner's cache device fails, the image gets everything, the two part, and the image goes on
+/// without either. Then the daemon dies, and the device comes back with what it had long before.
 fn parted_from_a_failed_device(seed: u64, drain: &str) {
     let options = PairOptions {
         cache_bytes: 192 * MIB,
@@ -395,7 +414,9 @@ fn parted_from_a_failed_device(seed: u64, drain: &str) {
     std::fs::copy(&pair.owner().cache, &old).expect("a copy of the cache");
     // The image is no larger.
     under_load(&mut workload, 300, || writes_fail(pair.owner(), 8 * MIB));
-    pair.owner().wait("the two part", |volume| volume["replication"]["phase"] == "solo").expect("drained");
+    pair.owner()
+        .wait("the two part", |volume| volume["replication"]["phase"] == "solo")
+        .expect("drained");
     workload.disconnect().expect("goodbye");
     pair.hosts[0].daemon.kill().expect("kill");
     comes_back_on(&mut pair, &old, "the cache device had failed");
@@ -468,13 +489,17 @@ fn a_volume_with_a_second_copy_is_changed_and_removed_like_any_other() {
     let admin = &pair.owner().admin;
     let set = |mode: &str| admin.call("PATCH", &path, Some(&serde_json::json!({ "mode": mode })));
     set("write-around").expect("another mode");
-    assert_eq!(pair.owner().volume().expect("a status").expect("it")["replication"]["phase"], "solo");
+    assert_eq!(
+        pair.owner().volume().expect("a status").expect("it")["replication"]["phase"],
+        "solo"
+    );
     set("write-back").expect("write-back again");
     pair.owner().wait_sync().expect("in sync again");
     workload.run(2000).expect("a run");
     workload.verify().expect("nothing is lost");
     workload.disconnect().expect("goodbye");
-    let needed = pair.peer().admin.call("DELETE", &path, None).expect_err("the copy counts").to_string();
+    let needed =
+        pair.peer().admin.call("DELETE", &path, None).expect_err("the copy counts").to_string();
     assert!(needed.contains("and counts"), "{needed}");
     let removed = admin.call("DELETE", &path, None).expect("it is removed");
     assert_eq!(removed["verified"], true);

@@ -1,5 +1,5 @@
-//! What is shipped for managers of hosts (packaging/ha), with stand-ins for their programs: a host that is not fenced keeps its
-//! volume, and the volume of one that is comes here.
+//! What is shipped for managers of hosts (packaging/ha), with stand-ins for their programs: a host
+//! that is not fenced keeps its volume, and the volume of one that is comes here.
 
 use super::failover::{goes_on, holder, record};
 use super::*;
@@ -11,7 +11,8 @@ const OCF_SUCCESS: i32 = 0;
 const OCF_ERR_GENERIC: i32 = 1;
 const OCF_NOT_RUNNING: i32 = 7;
 
-/// Pacemaker's state of the cluster, as crm_mon of 2.1 prints it, with what matters in place of its letters.
+/// Pacemaker's state of the cluster, as crm_mon of 2.1 prints it, with what matters in place of its
+/// letters.
 fn crm_mon(fencing: bool, quorum: bool, node: &str) -> String {
     format!(
         r#"<pacemaker-result api-version="2.25" request="crm_mon -1 --output-as=xml">
@@ -38,7 +39,10 @@ const NOT_FENCED: [(&str, &str); 4] = [
     (r#"online="true" pending="false" unclean="false" maintenance="false""#, "node h0 is online"),
     (r#"online="false" pending="false" unclean="true" maintenance="false""#, "is to be fenced"),
     (r#"online="false" pending="true" unclean="false" maintenance="false""#, "is about to join"),
-    (r#"online="false" pending="false" unclean="false" maintenance="true""#, "was in maintenance mode"),
+    (
+        r#"online="false" pending="false" unclean="false" maintenance="true""#,
+        "was in maintenance mode",
+    ),
 ];
 const FENCED: &str = r#"online="false" pending="false" unclean="false" maintenance="false""#;
 
@@ -65,7 +69,11 @@ fn g6_pacemaker_starts_a_volume_elsewhere_once_it_has_fenced_the_owner() {
         manager.runs(&pair.hosts[at], "tidepool-volume", &[action], "").expect("it runs")
     };
     let before = record(&pair);
-    ended(&agent(&pair, to, "start"), OCF_ERR_GENERIC, "crm_mon does not tell the state of the cluster");
+    ended(
+        &agent(&pair, to, "start"),
+        OCF_ERR_GENERIC,
+        "crm_mon does not tell the state of the cluster",
+    );
     manager.says("crm_attribute", "true\n").expect("written");
     let cluster = |fencing, quorum, node: &str| {
         manager.says("crm_mon", &crm_mon(fencing, quorum, node)).expect("written");
@@ -76,7 +84,8 @@ fn g6_pacemaker_starts_a_volume_elsewhere_once_it_has_fenced_the_owner() {
         ended(&refused, OCF_ERR_GENERIC, part);
         // Pacemaker shows this line, which has to have the reason.
         let last = refused.error.lines().last().unwrap_or_default();
-        let shown = last.strip_prefix("ocf-exit-reason:tidepool-failover: volume vm is not taken over: ");
+        let shown =
+            last.strip_prefix("ocf-exit-reason:tidepool-failover: volume vm is not taken over: ");
         assert!(shown.is_some_and(|shown| shown.contains(part)), "{refused:?}");
     }
     cluster(false, true, FENCED);
@@ -88,7 +97,11 @@ fn g6_pacemaker_starts_a_volume_elsewhere_once_it_has_fenced_the_owner() {
     ended(&agent(&pair, to, "start"), OCF_ERR_GENERIC, "startup-fencing");
     manager.says("crm_attribute", "true\n").expect("written");
     manager.configures("nodes", "h0 elsewhere\n").expect("written");
-    ended(&agent(&pair, to, "start"), OCF_ERR_GENERIC, "there is no node elsewhere in this cluster");
+    ended(
+        &agent(&pair, to, "start"),
+        OCF_ERR_GENERIC,
+        "there is no node elsewhere in this cluster",
+    );
     manager.configures("nodes", "h7 elsewhere\n").expect("written");
     ended(&agent(&pair, to, "monitor"), OCF_NOT_RUNNING, "");
     ended(&agent(&pair, to, "stop"), OCF_SUCCESS, "");
@@ -126,7 +139,8 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs()
 }
 
-/// Proxmox's state of HA: that of the owner's node, what its LRM was and how long ago that was said, and a service of it.
+/// Proxmox's state of HA: that of the owner's node, what its LRM was and how long ago that was
+/// said, and a service of it.
 fn pvesh(node: &str, lrm: (&str, &str, u64), service: (&str, &str)) -> String {
     let (state, mode, ago) = lrm;
     let manager = serde_json::json!({
@@ -171,13 +185,19 @@ fn g6_proxmox_starts_a_vm_elsewhere_once_the_watchdog_of_the_owner_has_fired() {
             pvesh("unknown", ("active", "active", 60), ("h1", "started")),
             "its watchdog may not have fired yet",
         ),
-        (pvesh("unknown", ("wait_for_agent_lock", "active", 999), ("h1", "started")), "was not running"),
+        (
+            pvesh("unknown", ("wait_for_agent_lock", "active", 999), ("h1", "started")),
+            "was not running",
+        ),
         (pvesh("unknown", ("active", "restart", 999), ("h1", "started")), "was not running"),
         (
             pvesh("unknown", active, ("h1", "started")).replace("\"quorate\":1", "\"quorate\":0"),
             "not in the quorate",
         ),
-        (pvesh("unknown", active, ("h1", "started")).replace("\"h0\":", "\"h5\":"), "knows no node h0"),
+        (
+            pvesh("unknown", active, ("h1", "started")).replace("\"h0\":", "\"h5\":"),
+            "knows no node h0",
+        ),
         (
             pvesh("unknown", active, ("h1", "started"))
                 .replace("\"node_status\"", "\"disarm\":{\"state\":\"disarmed\"},\"node_status\""),
@@ -234,7 +254,9 @@ fn g6_libvirt_starts_a_domain_elsewhere_once_somebody_has_confirmed_the_fence() 
     let before = record(&pair);
     let begin = ["prepare", "begin", "-"];
     ended(&hook(&begin, &xml), 1, "host h0 is not confirmed to be fenced: ");
-    manager.installs("etc/fenced", "echo \"$1 answers its BMC: power is on\" >&2; exit 1").expect("written");
+    manager
+        .installs("etc/fenced", "echo \"$1 answers its BMC: power is on\" >&2; exit 1")
+        .expect("written");
     ended(&hook(&begin, &xml), 1, "h0 answers its BMC: power is on");
     ended(&hook(&["started", "begin", "-"], &xml), 0, "");
     ended(&hook(&begin, &xml.replace(VOLUME, "another")), 1, "no copy of it is in this cache");

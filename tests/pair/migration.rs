@@ -33,7 +33,10 @@ fn g1_a_guest_that_moves_reads_and_writes_what_it_had_written_where_it_was() {
         assert_ne!(stays_here["state"], "replica", "{stays_here}");
         let since = Instant::now();
         workload.run(20).expect("a write among others");
-        println!("round {round}: a write that has the volume come took {} ms", since.elapsed().as_millis());
+        println!(
+            "round {round}: a write that has the volume come took {} ms",
+            since.elapsed().as_millis()
+        );
         workload.run(300).expect("a run");
         arrived.read(0, 4096).expect("it is a client like any other");
         drop(stays);
@@ -51,7 +54,8 @@ fn g1_a_guest_that_moves_to_a_host_without_a_copy_finds_everything_there() {
     for round in 0..ROUNDS {
         let volume = pair.owner().wait_sync().expect("two in sync");
         let holder = volume["peer"].as_str().expect("the holder of the copy").to_owned();
-        let to = (0..3).find(|at| *at != pair.owner && format!("h{at}") != holder).expect("a third");
+        let to =
+            (0..3).find(|at| *at != pair.owner && format!("h{at}") != holder).expect("a third");
         let offered = pair.offer(Some(to)).expect("clients are let in over there");
         assert_eq!(offered["host"], format!("h{to}"));
         let again = pair.offer(Some(to)).expect_err("once").to_string();
@@ -62,12 +66,19 @@ fn g1_a_guest_that_moves_to_a_host_without_a_copy_finds_everything_there() {
         pair.verify(&mut workload).expect("everything is read where it was");
         let since = Instant::now();
         workload.run(20).expect("a write among others");
-        println!("round {round}: a write that has the volume come took {} ms", since.elapsed().as_millis());
+        println!(
+            "round {round}: a write that has the volume come took {} ms",
+            since.elapsed().as_millis()
+        );
         workload.run(300).expect("a run");
         workload.verify().expect("nothing is lost");
         let since = Instant::now();
-        let gone =
-            || pair.hosts[from].volume().expect("a status").is_none_or(|left| left["state"] == "replica");
+        let gone = || {
+            pair.hosts[from]
+                .volume()
+                .expect("a status")
+                .is_none_or(|left| left["state"] == "replica")
+        };
         while !gone() {
             assert!(since.elapsed() < MINUTE, "it is gone where it was, or its copy is there");
             std::thread::sleep(Duration::from_millis(20));
@@ -82,11 +93,17 @@ fn a_guest_that_stays_keeps_its_volume() {
     let mut pair = pair();
     let mut workload = workload(&pair, 622);
     let path = format!("/v1/volumes/{VOLUME}/handoff");
-    let cancel = |pair: &Pair| pair.owner().admin.call("POST", &path, Some(&json!({ "cancel": true })));
+    let cancel =
+        |pair: &Pair| pair.owner().admin.call("POST", &path, Some(&json!({ "cancel": true })));
     let nothing = cancel(&pair).expect_err("nothing was begun").to_string();
     assert!(nothing.contains("not on its way"), "{nothing}");
     let nobody = json!({ "live": true, "to": "elsewhere" });
-    let nobody = pair.owner().admin.call("POST", &path, Some(&nobody)).expect_err("no such host").to_string();
+    let nobody = pair
+        .owner()
+        .admin
+        .call("POST", &path, Some(&nobody))
+        .expect_err("no such host")
+        .to_string();
     assert!(nobody.contains("this is host"), "{nobody}");
 
     pair.offer(None).expect("clients are let in over there");
@@ -109,7 +126,8 @@ fn a_guest_that_stays_keeps_its_volume() {
     pair.hosts[1].daemon.start().expect("it starts");
     pair.owner().wait_sync().expect("in sync again");
 
-    // This one dies: who waits over there loses the connection, and the volume is here when it comes back.
+    // This one dies: who waits over there loses the connection, and the volume is here when it
+    // comes back.
     pair.offer(None).expect("once more");
     let mut arrived = Client::connect(&pair.peer().socket, VOLUME).expect("it is let in");
     pair.hosts[0].daemon.kill().expect("kill");
@@ -124,8 +142,9 @@ fn a_guest_that_stays_keeps_its_volume() {
 #[ignore = "it emulates a guest for minutes, whose kernel dies on a busy machine: make long"]
 fn g1_a_running_guest_moves_to_the_peer_and_on_to_a_third_host() {
     let _turn = one_at_a_time();
-    // On a busy machine the kernel of an emulated guest dies of a move now and then, presumably as QEMU's log of dirty memory races
-    // with translated code. Nothing of the kernel or of fio is on the volume.
+    // On a busy machine the kernel of an emulated guest dies of a move now and then, presumably as
+    // QEMU's log of dirty memory races with translated code. Nothing of the kernel or of fio is on
+    // the volume.
     let moved = (0..ATTEMPTS).any(|_| travels());
     assert!(moved, "its kernel dies of each journey");
 }
@@ -139,7 +158,10 @@ fn travels() -> bool {
         let moved = guest.go(&mut pair, to);
         if let (Err(_), Some(said)) = (&moved, guest.crash()) {
             // Written past the capture of a test's output: who runs the tests is to see it.
-            let _ = writeln!(std::io::stderr(), "the guest's kernel has died on its way to h{to}: {said}");
+            let _ = writeln!(
+                std::io::stderr(),
+                "the guest's kernel has died on its way to h{to}: {said}"
+            );
             return false;
         }
         println!("to h{to}: {:?}", moved.expect("it moves, and nothing is lost"));

@@ -1,5 +1,5 @@
-//! Three hosts in network namespaces, over TLS with certificates of both sides: black holes, ways that lose one direction only, and
-//! cables that are pulled and plugged in again and again.
+//! Three hosts in network namespaces, over TLS with certificates of both sides: black holes, ways
+//! that lose one direction only, and cables that are pulled and plugged in again and again.
 
 use super::{load_during, under_load};
 
@@ -17,7 +17,8 @@ use tidepool_tests::trio::{Loss, Probe, Trio};
 const EIO: u32 = 5;
 /// Losses of a way while a link flaps.
 const FLAPS: u64 = 8;
-/// Moments of the two-way race on Ceph: how long after the way was lost the peer is told to take over.
+/// Moments of the two-way race on Ceph: how long after the way was lost the peer is told to take
+/// over.
 const RACES_MS: [u64; 3] = [0, 150, 320];
 
 /// Waits under load until the owner's report of the volume is as wanted.
@@ -111,8 +112,8 @@ fn reads_what_was(probe: &mut Probe, old: u8) -> bool {
     false
 }
 
-/// A way is lost under load, and `after_ms` later the peer is told to take over. One of the two serves then, with everything that
-/// either has acknowledged. Returns what has come of it.
+/// A way is lost under load, and `after_ms` later the peer is told to take over. One of the two
+/// serves then, with everything that either has acknowledged. Returns what has come of it.
 fn race(trio: &mut Trio, workload: &mut Workload, loss: Loss, after_ms: u64) -> String {
     let (owner, holder) = (trio.owner, trio.holder().expect("two in sync"));
     let mut probe = Probe::new(&trio.owner().socket).expect("it serves");
@@ -141,8 +142,10 @@ fn race(trio: &mut Trio, workload: &mut Workload, loss: Loss, after_ms: u64) -> 
             workload.server_died();
             // One answer for each connection.
             for told in [end, workload.run(0)] {
-                let over =
-                    matches!(told, Ok(Progress::Disconnected) | Err(Error::Refused { errno: EIO, .. }));
+                let over = matches!(
+                    told,
+                    Ok(Progress::Disconnected) | Err(Error::Refused { errno: EIO, .. })
+                );
                 assert!(over, "the old owner goes on for nobody: {told:?}");
             }
             trio.follow(holder, workload).expect("nothing is lost");
@@ -177,7 +180,9 @@ fn g6_of_two_that_cannot_hear_each_other_one_serves() {
             let (owner, holder) = (trio.owner, trio.holder().expect("two in sync"));
             let (from, to) = if direction == 0 { (owner, holder) } else { (holder, owner) };
             let told = race(&mut trio, &mut workload, Loss::OneWay { from, to }, after_ms);
-            println!("h{to} does not hear h{from}, owner h{owner}, asked after {after_ms} ms: {told}");
+            println!(
+                "h{to} does not hear h{from}, owner h{owner}, asked after {after_ms} ms: {told}"
+            );
         }
     }
     // Without a cable the owner reaches nobody who could tell it that it has been taken over.
@@ -188,7 +193,8 @@ fn g6_of_two_that_cannot_hear_each_other_one_serves() {
     lose_the_owner(&mut trio, &mut workload);
 }
 
-/// Loses a way between the owner and one of the others, or the cable of one of the two, for a moment.
+/// Loses a way between the owner and one of the others, or the cable of one of the two, for a
+/// moment.
 fn flap(trio: &Trio, rng: &mut Rng) {
     let owner = trio.owner;
     let other = (owner + 1 + rng.below(2) as usize) % 3;
@@ -216,7 +222,8 @@ fn g4_cables_that_are_pulled_again_and_again_lose_nothing() {
     lose_the_owner(&mut trio, &mut workload);
 }
 
-/// Cables are pulled while a daemon is killed and started again. The host that serves then has everything.
+/// Cables are pulled while a daemon is killed and started again. The host that serves then has
+/// everything.
 fn lose_while_flapping(trio: &mut Trio, workload: &mut Workload, rng: &mut Rng, victim: usize) {
     let owner = trio.owner;
     let before = 1 + rng.below(4);
@@ -231,7 +238,8 @@ fn lose_while_flapping(trio: &mut Trio, workload: &mut Workload, rng: &mut Rng, 
     assert_eq!(end, if victim == owner { Progress::Disconnected } else { Progress::Done });
     if victim == owner {
         // Whether a copy counted at that moment is for the record to say.
-        let taken = (1..3).map(|by| (owner + by) % 3).find(|by| trio.hosts[*by].take_over(false).is_ok());
+        let taken =
+            (1..3).map(|by| (owner + by) % 3).find(|by| trio.hosts[*by].take_over(false).is_ok());
         trio.hosts[victim].daemon.start().expect("it starts");
         trio.owner = trio.wait_one_serving().expect("one");
         assert_eq!(trio.owner, taken.unwrap_or(owner), "who has taken it over has it");

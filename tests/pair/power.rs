@@ -25,8 +25,10 @@ fn pair() -> Pair {
 
 fn workload(pair: &Pair, seed: u64) -> Workload {
     let mix = Mix { flushes: 2, ..Mix::default() };
-    let mut workload =
-        Workload::new(WorkloadOptions { mix, ..WorkloadOptions::new(rng::seed(seed), IMAGE_BYTES) });
+    let mut workload = Workload::new(WorkloadOptions {
+        mix,
+        ..WorkloadOptions::new(rng::seed(seed), IMAGE_BYTES)
+    });
     workload.keep_history();
     workload.connect(&pair.owner().socket, VOLUME).expect("connect");
     workload
@@ -133,7 +135,8 @@ fn g3_both_hosts_lose_their_power_and_only_the_owner_comes_back() {
             "{alone}"
         );
         println!("round {round}: {alone}");
-        let refused = pair.owner().take_over(false).expect_err("nobody has accepted it").to_string();
+        let refused =
+            pair.owner().take_over(false).expect_err("nobody has accepted it").to_string();
         assert!(refused.contains("--accept-loss"), "{refused}");
         pair.owner().take_over(true).expect("a user who says so gets what was flushed");
         serving(&pair);
@@ -169,7 +172,8 @@ fn g4_an_owner_that_has_lost_its_power_gets_from_its_peer_what_it_has_lost() {
         // Not only what was flushed: all that was acknowledged.
         pair.verify(&mut workload).expect("nothing is missing");
         let log = pair.owner().daemon.log();
-        let said: Vec<&str> = log.lines().filter(|line| line.contains("its newest records")).collect();
+        let said: Vec<&str> =
+            log.lines().filter(|line| line.contains("its newest records")).collect();
         fetched += said.len();
         println!("round {round}: {said:?}");
         pair.owner().wait_sync().expect("in sync again");

@@ -1,5 +1,6 @@
-//! An owner that was stopped in the midst of its drain, and goes on when its volume is another's. What keeps its writes from the image
-//! is the fence alone; that this is looked at rightly is shown by taking the fence away.
+//! An owner that was stopped in the midst of its drain, and goes on when its volume is another's.
+//! What keeps its writes from the image is the fence alone; that this is looked at rightly is shown
+//! by taking the fence away.
 
 use super::workload_on;
 
@@ -15,8 +16,8 @@ use tidepool_tests::pair::{Pair, PairOptions};
 use tidepool_tests::rig::{MIB, VOLUME};
 
 const IMAGE_BYTES: u64 = 96 * MIB;
-/// What the old owner still has to drain when it is stopped: some of it is in the image already, hence all of the first group is
-/// committed, and what drains needs no change of the redo's header.
+/// What the old owner still has to drain when it is stopped: some of it is in the image already,
+/// hence all of the first group is committed, and what drains needs no change of the redo's header.
 const DIRTY_BYTES: Range<u64> = 24 * MIB..88 * MIB;
 /// Writes of its drain that are under way then, at least.
 const IN_FLIGHT_MIN: u64 = 4;
@@ -70,7 +71,10 @@ fn stop_in_the_drain(pair: &Pair, workload: &mut Workload) {
             }
             if dirty < DIRTY_BYTES.end && writes >= IN_FLIGHT_MIN && in_sync(&volume) {
                 owner.daemon.signal(Signal::STOP).expect("it stops");
-                println!("stopped with {writes} drain writes under way and {} MiB dirty", dirty / MIB);
+                println!(
+                    "stopped with {writes} drain writes under way and {} MiB dirty",
+                    dirty / MIB
+                );
                 return;
             }
         }
@@ -89,15 +93,21 @@ fn fenced(cluster: &Cluster) -> Vec<String> {
 fn blocks_that_differ(one: &Path, other: &Path) -> usize {
     let [one, other] = [one, other].map(|path| std::fs::read(path).expect("an export"));
     assert_eq!(one.len(), other.len());
-    one.chunks(BLOCK_BYTES).zip(other.chunks(BLOCK_BYTES)).filter(|(one, other)| one != other).count()
+    one.chunks(BLOCK_BYTES)
+        .zip(other.chunks(BLOCK_BYTES))
+        .filter(|(one, other)| one != other)
+        .count()
 }
 
-/// Blocks of the image that an old owner has overwritten: it is stopped while it drains, its peer takes the volume over, and all of
-/// it is written anew and drained before the old one goes on.
+/// Blocks of the image that an old owner has overwritten: it is stopped while it drains, its peer
+/// takes the volume over, and all of it is written anew and drained before the old one goes on.
 fn blocks_of_a_zombie(cluster: &Cluster, image: &str, fence: Fence) -> usize {
     cluster.rbd_create(image, IMAGE_BYTES).expect("an image");
-    let options =
-        PairOptions { cache_bytes: 512 * MIB, image: Ok(cluster.uri(image)), ..PairOptions::default() };
+    let options = PairOptions {
+        cache_bytes: 512 * MIB,
+        image: Ok(cluster.uri(image)),
+        ..PairOptions::default()
+    };
     let mut pair = Pair::new(&options).expect("two hosts in sync");
     let mut workload = workload_on(&pair, 650, IMAGE_BYTES);
     let before = fenced(cluster);
@@ -143,8 +153,8 @@ fn g6_an_owner_that_was_stopped_in_its_drain_writes_nothing_when_it_goes_on() {
     assert_eq!(blocks_of_a_zombie(&cluster, "fenced", Fence::Stands), 0);
 }
 
-/// The test above would notice. What was under way is sent again, or what comes next is sent, before the old owner has asked the
-/// record: nothing else is between the two.
+/// The test above would notice. What was under way is sent again, or what comes next is sent,
+/// before the old owner has asked the record: nothing else is between the two.
 #[test]
 #[ignore = "it shows what the test above is for: make long"]
 fn an_owner_that_was_stopped_in_its_drain_and_is_not_fenced_overwrites_the_image() {

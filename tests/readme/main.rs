@@ -1,5 +1,5 @@
-//! The README as a new user lives it: its commands run as they stand there, on a real cluster, with a virtual machine that boots from
-//! the image, writes to it, and reads it back.
+//! The README as a new user lives it: its commands run as they stand there, on a real cluster, with
+//! a virtual machine that boots from the image, writes to it, and reads it back.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -10,13 +10,15 @@ use tidepool_testkit::{Cluster, ClusterOptions, Scratch, daemon, need, one_at_a_
 use tidepool_tests::document::{Host, commands, repository};
 use tidepool_tests::rig::MIB;
 
-/// Where the virtual machine writes, in sectors, and how much: the boot sector below has the same numbers.
+/// Where the virtual machine writes, in sectors, and how much: the boot sector below has the same
+/// numbers.
 const FIRST_SECTOR: usize = 2048;
 const WRITTEN_SECTORS: usize = 512;
 /// What it writes.
 const WRITTEN: u8 = 0x5a;
 
-/// The whole virtual machine: a boot sector that writes, reads back, compares, and tells so on its serial port.
+/// The whole virtual machine: a boot sector that writes, reads back, compares, and tells so on its
+/// serial port.
 const BOOT_SECTOR: &str = r#"
 .code16
 start:  xorw %ax, %ax
@@ -79,21 +81,29 @@ sector: .word 2048, 0, 0, 0
 
 /// The disk image of the virtual machine.
 fn boot_image(scratch: &Scratch) -> PathBuf {
-    let (source, object, binary) = (scratch.join("boot.s"), scratch.join("boot.o"), scratch.join("boot"));
+    let (source, object, binary) =
+        (scratch.join("boot.s"), scratch.join("boot.o"), scratch.join("boot"));
     fs::write(&source, BOOT_SECTOR).expect("write");
-    let run = |command: &mut Command| assert!(command.status().expect("binutils are installed").success());
+    let run = |command: &mut Command| {
+        assert!(command.status().expect("binutils are installed").success())
+    };
     run(Command::new("as").arg("--32").arg("-o").arg(&object).arg(&source));
     run(Command::new("ld")
         .args(["-m", "elf_i386", "-Ttext", "0x7c00", "--oformat", "binary", "-e", "0x7c00", "-o"])
         .arg(&binary)
         .arg(&object));
     assert_eq!(fs::metadata(&binary).expect("the boot sector").len(), 512);
-    File::options().write(true).open(&binary).and_then(|file| file.set_len(64 * MIB)).expect("its size");
+    File::options()
+        .write(true)
+        .open(&binary)
+        .and_then(|file| file.set_len(64 * MIB))
+        .expect("its size");
     binary
 }
 
-/// What stands for the `cargo install` of the README where its compiling would take longer than all the rest: the program that is
-/// compiled already comes to the same place. Any other command of cargo fails.
+/// What stands for the `cargo install` of the README where its compiling would take longer than all
+/// the rest: the program that is compiled already comes to the same place. Any other command of
+/// cargo fails.
 const INSTALLER: &str = r#"#!/bin/sh
 set -eu
 [ "$*" = "install --quiet --locked --path crates/tidepool --root $HOME/.local" ]
@@ -130,14 +140,16 @@ fn follow_the_readme(from_source: bool) {
     let program = std::env::current_exe().expect("this program");
     let target = program.ancestors().find(|path| path.join("deps").is_dir()).and_then(Path::parent);
     let home = PathBuf::from(std::env::var_os("HOME").expect("a home"));
-    let of_home =
-        |name: &str, directory| std::env::var_os(name).unwrap_or_else(|| home.join(directory).into());
+    let of_home = |name: &str, directory| {
+        std::env::var_os(name).unwrap_or_else(|| home.join(directory).into())
+    };
     let mut path = std::env::var_os("PATH").expect("a path");
     if !from_source {
         let bin = scratch.join("installer");
         fs::create_dir(&bin).expect("a directory");
         fs::write(bin.join("cargo"), INSTALLER).expect("write");
-        fs::set_permissions(bin.join("cargo"), fs::Permissions::from_mode(0o755)).expect("executable");
+        fs::set_permissions(bin.join("cargo"), fs::Permissions::from_mode(0o755))
+            .expect("executable");
         path = [bin.into_os_string(), path].join(std::ffi::OsStr::new(":"));
     }
     let environment = [
@@ -161,7 +173,11 @@ fn follow_the_readme(from_source: bool) {
     // A part of what was written before may still be on its way to the image.
     let exposure = states[1].split_whitespace().nth(4).and_then(|size| size.strip_suffix("KiB"));
     let exposed_kib = exposure.and_then(|kib| kib.parse::<u64>().ok());
-    assert!(states[1].contains("write-back") && exposed_kib.is_some_and(|kib| kib >= 256), "{}", states[1]);
+    assert!(
+        states[1].contains("write-back") && exposed_kib.is_some_and(|kib| kib >= 256),
+        "{}",
+        states[1]
+    );
     let sum = cluster.rbd_checksum("vm1").expect("a checksum");
     assert!(log.contains(&sum), "the drained image was what the VM wrote:\n{log}");
     println!("{log}");

@@ -1,4 +1,5 @@
-//! The daemon is restarted in order, as for an upgrade, under clients that reconnect: none of them sees an error, and nothing is lost.
+//! The daemon is restarted in order, as for an upgrade, under clients that reconnect: none of them
+//! sees an error, and nothing is lost.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -12,7 +13,8 @@ use tidepool_tests::rig::{MIB, Rig, RigOptions};
 
 /// How long a client waits for the daemon to be back, in seconds.
 const RECONNECT_S: u32 = 120;
-/// Size of the volume for mixed writes; each of those that are under way at once has a part of its own.
+/// Size of the volume for mixed writes; each of those that are under way at once has a part of its
+/// own.
 const MIXED_BYTES: u64 = 16 * MIB;
 const AT_ONCE: u64 = 8;
 const PART_BYTES: u64 = MIXED_BYTES / AT_ONCE;
@@ -41,9 +43,13 @@ fn image(socket: &Path, export: &str) -> String {
 
 /// Runs a client to its end. It must have seen no error.
 fn client(program: &str, arguments: &[String]) -> String {
-    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().expect("it runs");
-    let told =
-        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let output =
+        Command::new(program).args(arguments).stdin(Stdio::null()).output().expect("it runs");
+    let told = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     let error = told.lines().find(|line| line.contains("failed") || line.contains("rror"));
     assert!(
         output.status.success() && error.is_none(),
@@ -53,7 +59,8 @@ fn client(program: &str, arguments: &[String]) -> String {
     told
 }
 
-/// Writes of 512 bytes to 1 MiB, aligned to blocks or not, eight at once, until it is over. Returns what the volume must have.
+/// Writes of 512 bytes to 1 MiB, aligned to blocks or not, eight at once, until it is over. Returns
+/// what the volume must have.
 fn mixed(socket: &Path, seed: u64, progress: &Progress) -> Vec<u8> {
     let mut rng = Rng::new(seed);
     let mut wanted = vec![0u8; MIXED_BYTES as usize];
@@ -141,7 +148,8 @@ fn restarts(restarts: u32, seed: u64) {
         let is_there = || !clients.0.is_finished() && !clients.1.is_finished();
         'restarts: for _ in 0..restarts {
             // Both have begun something since the last one.
-            let before = (progress.mixed.load(Ordering::Relaxed), progress.streams.load(Ordering::Relaxed));
+            let before =
+                (progress.mixed.load(Ordering::Relaxed), progress.streams.load(Ordering::Relaxed));
             while progress.mixed.load(Ordering::Relaxed) < before.0 + 1
                 || progress.streams.load(Ordering::Relaxed) < before.1 + 1
             {
@@ -163,7 +171,11 @@ fn restarts(restarts: u32, seed: u64) {
         rig.admin.drain(name).expect("drained");
         let found = fs::read(rig.scratch.join(name)).expect("the image");
         let wrong = found.iter().zip(&wanted).position(|(found, wanted)| found != wanted);
-        assert_eq!((wrong, found.len()), (None, wanted.len()), "{name} is not what was written to it");
+        assert_eq!(
+            (wrong, found.len()),
+            (None, wanted.len()),
+            "{name} is not what was written to it"
+        );
     }
     println!(
         "{restarts} restarts under {} clients with mixed writes and {} streams",

@@ -20,14 +20,18 @@ const IMAGE_BYTES: u64 = WORK_BYTES + MIB;
 fn rig(cluster: &Cluster, image: &str, extra: &[&str]) -> Rig {
     cluster.rbd_create(image, IMAGE_BYTES).expect("an image");
     let extra = extra.iter().map(ToString::to_string).collect();
-    let options =
-        RigOptions { cache_bytes: 96 * MIB, volumes: vec![(VOLUME.into(), cluster.uri(image))], extra };
+    let options = RigOptions {
+        cache_bytes: 96 * MIB,
+        volumes: vec![(VOLUME.into(), cluster.uri(image))],
+        extra,
+    };
     let mut rig = Rig::new(&options).expect("a rig");
     rig.daemon.start().expect("the daemon starts");
     rig
 }
 
-/// What the image's guard answers. `rbd bench` does not always say it in words, but ends with the error's number (EROFS).
+/// What the image's guard answers. `rbd bench` does not always say it in words, but ends with the
+/// error's number (EROFS).
 fn is_read_only(refusal: &str) -> bool {
     ["Read-only file system", "exit status: 30"].iter().any(|said| refusal.contains(said))
 }
@@ -36,9 +40,13 @@ fn unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis() as u64
 }
 
-/// Writes and flushes one block again and again; returns the longest pair, and the longest of the time before
-/// `begin` is set.
-fn probe(mut client: Client, begin: &AtomicBool, stop: &AtomicBool) -> Result<(Duration, Duration), Error> {
+/// Writes and flushes one block again and again; returns the longest pair, and the longest of the
+/// time before `begin` is set.
+fn probe(
+    mut client: Client,
+    begin: &AtomicBool,
+    stop: &AtomicBool,
+) -> Result<(Duration, Duration), Error> {
     let (mut before, mut during) = (Duration::ZERO, Duration::ZERO);
     while !stop.load(Ordering::Relaxed) {
         let start = Instant::now();
@@ -50,10 +58,12 @@ fn probe(mut client: Client, begin: &AtomicBool, stop: &AtomicBool) -> Result<(D
     Ok((before, during))
 }
 
-/// Takes snapshots of a volume under load; each is compared with every state that the volume has had.
+/// Takes snapshots of a volume under load; each is compared with every state that the volume has
+/// had.
 fn snapshots_under_load(cluster: &Cluster, image: &str, count: u32) {
     let rig = rig(cluster, image, &[]);
-    let mut workload = rig.workload(WorkloadOptions::new(rng::seed(900), WORK_BYTES)).expect("connect");
+    let mut workload =
+        rig.workload(WorkloadOptions::new(rng::seed(900), WORK_BYTES)).expect("connect");
     workload.keep_history();
     let client = rig.client().expect("connect");
     let (begin, stop) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -84,9 +94,13 @@ fn snapshots_under_load(cluster: &Cluster, image: &str, count: u32) {
         let content = std::fs::read(&export).expect("the export");
         std::fs::remove_file(&export).expect("the export");
         let lost = workload.compare(&content[..WORK_BYTES as usize]);
-        let lost = lost.unwrap_or_else(|what| panic!("snapshot {name} is no state of the volume: {what}"));
+        let lost =
+            lost.unwrap_or_else(|what| panic!("snapshot {name} is no state of the volume: {what}"));
         if let Some((first, _)) = lost.acked_unix_ms {
-            assert!(first + 1 >= *asked_unix_ms, "snapshot {name} lacks what was acknowledged before it");
+            assert!(
+                first + 1 >= *asked_unix_ms,
+                "snapshot {name} lacks what was acknowledged before it"
+            );
         }
         longest_seconds = longest_seconds.max(*seconds);
     }
@@ -143,7 +157,10 @@ fn names_and_images_that_cannot_be_had(cluster: &Cluster) {
     rig.admin.call("POST", &path, Some(&json!({ "snapshot": "one" }))).expect("a snapshot");
     let (status, line) = snapshot(VOLUME, "one");
     assert_eq!(status, 1);
-    assert!(line.contains(&format!("{}/refused has a snapshot of this name", cluster.pool())), "{line}");
+    assert!(
+        line.contains(&format!("{}/refused has a snapshot of this name", cluster.pool())),
+        "{line}"
+    );
     let (_, line) = snapshot(VOLUME, "a/b");
     assert!(line.contains("use 1 to 64 letters"), "{line}");
     let (_, line) = snapshot("other", "one");
@@ -156,7 +173,8 @@ fn names_and_images_that_cannot_be_had(cluster: &Cluster) {
     assert!(line.contains("is not in a Ceph pool"), "{line}");
 }
 
-/// A snapshot as a volume of its own, beside the volume that it was taken of: read-only, and warm after a restart.
+/// A snapshot as a volume of its own, beside the volume that it was taken of: read-only, and warm
+/// after a restart.
 fn a_snapshot_is_served_and_stays_warm(cluster: &Cluster) {
     let mut rig = rig(cluster, "golden", &[]);
     let content = |seed: u8| vec![seed; 4 << 20];
@@ -164,9 +182,14 @@ fn a_snapshot_is_served_and_stays_warm(cluster: &Cluster) {
     let path = format!("/v1/volumes/{VOLUME}/snapshots");
     rig.admin.call("POST", &path, Some(&json!({ "snapshot": "v1" }))).expect("a snapshot");
     rig.client().and_then(|mut client| client.write(0, &content(2))).expect("a write");
-    let add = |name: &str| json!({ "name": "old", "backend": cluster.uri(&format!("golden@{name}")) });
-    let missing = rig.admin.call("POST", "/v1/volumes", Some(&add("v2"))).expect_err("no such snapshot");
-    assert!(missing.to_string().contains(&format!("rbd snap ls {}/golden", cluster.pool())), "{missing}");
+    let add =
+        |name: &str| json!({ "name": "old", "backend": cluster.uri(&format!("golden@{name}")) });
+    let missing =
+        rig.admin.call("POST", "/v1/volumes", Some(&add("v2"))).expect_err("no such snapshot");
+    assert!(
+        missing.to_string().contains(&format!("rbd snap ls {}/golden", cluster.pool())),
+        "{missing}"
+    );
     rig.admin.call("POST", "/v1/volumes", Some(&add("v1"))).expect("a second volume");
 
     let read = |rig: &Rig| {
@@ -197,7 +220,8 @@ fn a_snapshot_is_served_and_stays_warm(cluster: &Cluster) {
     assert!(client.read(0, 4 << 20).expect("a read") == content(2), "the volume has gone on");
 }
 
-/// `tidepool volume snap …` on the rig's volume: the exit status, and what is printed or complained of.
+/// `tidepool volume snap …` on the rig's volume: the exit status, and what is printed or complained
+/// of.
 fn snap(rig: &Rig, command: &str, arguments: &[&str]) -> (Option<i32>, String) {
     let admin = format!("--admin={}", rig.admin.socket().display());
     let all = [&["volume", "snap", command], arguments, &[&admin]].concat();
@@ -215,7 +239,11 @@ fn snap_done(rig: &Rig, command: &str, arguments: &[&str]) -> String {
 /// What a command is refused with, in one line.
 fn snap_refused(rig: &Rig, command: &str, arguments: &[&str]) -> String {
     let (status, told) = snap(rig, command, arguments);
-    assert_eq!((status, told.lines().count()), (Some(1), 1), "snap {command} {arguments:?}: {told}");
+    assert_eq!(
+        (status, told.lines().count()),
+        (Some(1), 1),
+        "snap {command} {arguments:?}: {told}"
+    );
     told
 }
 
@@ -258,17 +286,19 @@ fn snapshots_are_listed_and_protected_and_what_ceph_refuses_is_said_in_a_line() 
     kinds_of_snapshots(&cluster);
 }
 
-/// A snapshot each round, of which the last two are kept; each that is kept is some state of the volume, and has what was acknowledged.
+/// A snapshot each round, of which the last two are kept; each that is kept is some state of the
+/// volume, and has what was acknowledged.
 fn rotation(cluster: &Cluster, image: &str, features: &[&str], rounds: usize) {
     cluster.rbd_create(image, IMAGE_BYTES).expect("an image");
-    features
-        .iter()
-        .for_each(|feature| drop(cluster.rbd(&["feature", "enable", image, feature]).expect("a feature")));
+    features.iter().for_each(|feature| {
+        drop(cluster.rbd(&["feature", "enable", image, feature]).expect("a feature"))
+    });
     let volumes = vec![(VOLUME.into(), cluster.uri(image))];
     let options = RigOptions { cache_bytes: 96 * MIB, volumes, extra: Vec::new() };
     let mut rig = Rig::new(&options).expect("a rig");
     rig.daemon.start().expect("the daemon starts");
-    let mut workload = rig.workload(WorkloadOptions::new(rng::seed(901), WORK_BYTES)).expect("connect");
+    let mut workload =
+        rig.workload(WorkloadOptions::new(rng::seed(901), WORK_BYTES)).expect("connect");
     workload.keep_history();
     let stop = AtomicBool::new(false);
     let asked_unix_ms: Vec<u64> = std::thread::scope(|scope| {
@@ -295,7 +325,8 @@ fn rotation(cluster: &Cluster, image: &str, features: &[&str], rounds: usize) {
         let content = std::fs::read(&export).expect("the export");
         std::fs::remove_file(&export).expect("the export");
         let lost = workload.compare(&content[..WORK_BYTES as usize]);
-        let lost = lost.unwrap_or_else(|what| panic!("snapshot s{round} is no state of the volume: {what}"));
+        let lost = lost
+            .unwrap_or_else(|what| panic!("snapshot s{round} is no state of the volume: {what}"));
         if let Some((first, _)) = lost.acked_unix_ms {
             assert!(
                 first + 1 >= asked_unix_ms[round],
@@ -305,7 +336,8 @@ fn rotation(cluster: &Cluster, image: &str, features: &[&str], rounds: usize) {
     }
     if features.is_empty() {
         // The guard stands again.
-        let refusal = cluster.rbd(&["snap", "rm", "--no-progress", &format!("{image}@s{}", kept[0])]);
+        let refusal =
+            cluster.rbd(&["snap", "rm", "--no-progress", &format!("{image}@s{}", kept[0])]);
         assert!(is_read_only(&refusal.expect_err("the image is guarded").to_string()));
     }
     rig.daemon.kill().expect("kill -9");
@@ -315,14 +347,17 @@ fn rotation(cluster: &Cluster, image: &str, features: &[&str], rounds: usize) {
     workload.verify().expect("every sector is right");
 }
 
-/// A protected snapshot is not removed, and one with clones is not unprotected; both say what to do.
+/// A protected snapshot is not removed, and one with clones is not unprotected; both say what to
+/// do.
 fn protected_and_cloned(cluster: &Cluster) {
     let rig = rig(cluster, "origin", &[]);
     let image = format!("{}/origin", cluster.pool());
     let mut client = rig.client().expect("connect");
     client.write(0, &[1; 65536]).expect("a write");
     assert!(snap_done(&rig, "ls", &[VOLUME]).contains("no snapshots"));
-    assert!(snap_done(&rig, "create", &[VOLUME, "base"]).contains(&format!("{image}@base is taken")));
+    assert!(
+        snap_done(&rig, "create", &[VOLUME, "base"]).contains(&format!("{image}@base is taken"))
+    );
     let one = [VOLUME, "base"];
     assert!(snap_refused(&rig, "create", &one).contains("has a snapshot of this name"));
     assert!(snap_refused(&rig, "unprotect", &one).contains("it is not protected"));
@@ -330,7 +365,10 @@ fn protected_and_cloned(cluster: &Cluster) {
     assert!(snap_refused(&rig, "protect", &one).contains("it is protected already"));
     assert_eq!(listed(&rig), [("base".to_owned(), true)]);
     let table = snap_done(&rig, "ls", &[VOLUME]);
-    assert!(table.starts_with("SNAPSHOT") && table.contains("base") && table.contains("yes"), "{table}");
+    assert!(
+        table.starts_with("SNAPSHOT") && table.contains("base") && table.contains("yes"),
+        "{table}"
+    );
     let line = snap_refused(&rig, "rm", &one);
     assert!(line.contains("tidepool volume snap unprotect vm base"), "{line}");
 
@@ -349,7 +387,9 @@ fn protected_and_cloned(cluster: &Cluster) {
 
     // What another volume reads is kept for it.
     let add = |name: &str, of: &str| json!({ "name": name, "backend": cluster.uri(of) });
-    rig.admin.call("POST", "/v1/volumes", Some(&add("old", "origin@base"))).expect("a second volume");
+    rig.admin
+        .call("POST", "/v1/volumes", Some(&add("old", "origin@base")))
+        .expect("a second volume");
     let line = snap_refused(&rig, "rm", &one);
     assert!(line.contains("volume old serves it: tidepool volume remove old"), "{line}");
     assert!(snap_refused(&rig, "create", &["old", "more"]).contains("it is itself a snapshot"));
@@ -364,7 +404,9 @@ fn protected_and_cloned(cluster: &Cluster) {
     // Names that `rbd` takes are taken.
     rig.admin.call("DELETE", &format!("/v1/volumes/{VOLUME}"), None).expect("it is given back");
     cluster.rbd(&["snap", "create", "--no-progress", "origin@a b%41"]).expect("a name");
-    rig.admin.call("POST", "/v1/volumes", Some(&add(VOLUME, "origin"))).expect("it is served again");
+    rig.admin
+        .call("POST", "/v1/volumes", Some(&add(VOLUME, "origin")))
+        .expect("it is served again");
     snap_done(&rig, "rm", &[VOLUME, "a b%41"]);
     snap_done(&rig, "rm", &one);
     assert_eq!(listed_by_rbd(cluster, "origin"), [""; 0]);
@@ -396,7 +438,9 @@ fn what_is_no_image_has_no_snapshots() {
 fn kinds_of_snapshots(cluster: &Cluster) {
     cluster.rbd_create("kinds", IMAGE_BYTES).expect("an image");
     cluster.rbd(&["snap", "create", "--no-progress", "kinds@base"]).expect("a snapshot");
-    cluster.rbd(&["clone", "--rbd-default-clone-format=2", "kinds@base", "kinds-child"]).expect("a clone");
+    cluster
+        .rbd(&["clone", "--rbd-default-clone-format=2", "kinds@base", "kinds-child"])
+        .expect("a clone");
     let volumes = vec![(VOLUME.into(), cluster.uri("kinds"))];
     let options = RigOptions { cache_bytes: 96 * MIB, volumes, extra: Vec::new() };
     let mut rig = Rig::new(&options).expect("a rig");
@@ -420,7 +464,9 @@ fn volumes_grow_and_shrink_with_their_images() {
     let on_rbd = rig(&cluster, "sized", &[]);
     resized(&on_rbd, &|| {
         let info = cluster.rbd(&["info", "--format", "json", "sized"]).expect("rbd info");
-        serde_json::from_str::<serde_json::Value>(&info).expect("JSON")["size"].as_u64().expect("a size")
+        serde_json::from_str::<serde_json::Value>(&info).expect("JSON")["size"]
+            .as_u64()
+            .expect("a size")
     });
     // The guard stands again.
     let refusal = cluster.rbd(&["resize", "--no-progress", "--size", "1G", "sized"]);
@@ -433,8 +479,8 @@ fn volumes_grow_and_shrink_with_their_images() {
 fn resized(rig: &Rig, image_bytes: &dyn Fn() -> u64) {
     let admin = format!("--admin={}", rig.admin.socket().display());
     let resize = |size: &str, more: &[&str]| {
-        let output =
-            daemon::run([&["volume", "resize", VOLUME, size, &admin], more].concat()).expect("it runs");
+        let output = daemon::run([&["volume", "resize", VOLUME, size, &admin], more].concat())
+            .expect("it runs");
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     let mut old = rig.client().expect("connect");
@@ -453,7 +499,10 @@ fn resized(rig: &Rig, image_bytes: &dyn Fn() -> u64) {
     assert!(client.read(64 * MIB, 4096).is_err());
     assert_eq!(resize("128MiB", &[]).0, Some(0));
     let mut client = rig.client().expect("connect");
-    assert!(client.read(127 * MIB, 8192).expect("a read").iter().all(|&b| b == 0), "it does not come back");
+    assert!(
+        client.read(127 * MIB, 8192).expect("a read").iter().all(|&b| b == 0),
+        "it does not come back"
+    );
     assert_eq!(client.read(0, 8192).expect("a read"), [1; 8192]);
     assert_eq!(client.read(8192, 8192).expect("a read"), [2; 8192]);
     let (status, line) = resize("4097", &["--shrink"]);

@@ -25,7 +25,8 @@ fn exported(rig: &Rig, cluster: &Cluster, what: &str) -> Vec<u8> {
     content
 }
 
-/// Writes blocks that differ from each other and between rounds, to every second block from `first` on.
+/// Writes blocks that differ from each other and between rounds, to every second block from `first`
+/// on.
 fn write_blocks(rig: &Rig, bytes: u64, first: u64, round: u8) {
     const BLOCK: u64 = 16 << 10;
     let mut client = rig.client().expect("connect");
@@ -62,7 +63,8 @@ const GONE_BACK_BYTES: u64 = 8 * MIB;
 fn gone_back(cluster: &Cluster, image: &str) {
     const BYTES: u64 = GONE_BACK_BYTES;
     let volumes = vec![(VOLUME.into(), cluster.uri(image))];
-    let mut rig = Rig::new(&RigOptions { cache_bytes: 96 * MIB, volumes, extra: Vec::new() }).expect("a rig");
+    let mut rig =
+        Rig::new(&RigOptions { cache_bytes: 96 * MIB, volumes, extra: Vec::new() }).expect("a rig");
     rig.daemon.start().expect("the daemon starts");
     let one = [VOLUME, "then"];
     write_blocks(&rig, BYTES / 2, 0, 1);
@@ -76,7 +78,9 @@ fn gone_back(cluster: &Cluster, image: &str) {
     rig.admin.drain(VOLUME).expect("drain");
     assert!(read_all(&rig, BYTES) != then);
 
-    assert!(snap_refused(&rig, "rollback", &[VOLUME, "never"]).contains("there is no such snapshot"));
+    assert!(
+        snap_refused(&rig, "rollback", &[VOLUME, "never"]).contains("there is no such snapshot")
+    );
     let mut client = rig.client().expect("connect");
     let line = snap_refused(&rig, "rollback", &one);
     assert!(line.contains("1 of its clients are connected: stop the VM first"), "{line}");
@@ -86,7 +90,8 @@ fn gone_back(cluster: &Cluster, image: &str) {
         let stop = &stop;
         scope.spawn(move || {
             while !stop.load(Ordering::Relaxed) {
-                (0..BYTES / MIB).for_each(|at| client.write(at * MIB, &[3; 1 << 20]).expect("it goes on"));
+                (0..BYTES / MIB)
+                    .for_each(|at| client.write(at * MIB, &[3; 1 << 20]).expect("it goes on"));
             }
         });
         let since = Instant::now();
@@ -98,7 +103,10 @@ fn gone_back(cluster: &Cluster, image: &str) {
             }
         };
         stop.store(true, Ordering::Relaxed);
-        assert!(undrained, "nothing is ever dirty, or a rollback was made under a client that writes");
+        assert!(
+            undrained,
+            "nothing is ever dirty, or a rollback was made under a client that writes"
+        );
     });
     assert!(read_all(&rig, BYTES).iter().all(|&byte| byte == 3), "what is refused changes nothing");
     rig.admin.drain(VOLUME).expect("drain");
@@ -111,12 +119,22 @@ fn gone_back(cluster: &Cluster, image: &str) {
         assert!(record.contains(&object), "{record}");
         let json = cluster.rados(&["get", &object, "-"]).expect("the record");
         let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
-        (json["generation"].as_u64().expect("a number"), json["version"].as_u64().expect("a number"))
+        (
+            json["generation"].as_u64().expect("a number"),
+            json["version"].as_u64().expect("a number"),
+        )
     };
     let before = generation();
     let told = snap_done(&rig, "rollback", &one);
-    assert!(told.contains(&format!("volume vm is what it was at {}/{image}@then", cluster.pool())), "{told}");
-    assert!(generation().0 > before.0 && generation().1 == 1, "{:?} after {before:?}", generation());
+    assert!(
+        told.contains(&format!("volume vm is what it was at {}/{image}@then", cluster.pool())),
+        "{told}"
+    );
+    assert!(
+        generation().0 > before.0 && generation().1 == 1,
+        "{:?} after {before:?}",
+        generation()
+    );
     assert!(read_all(&rig, BYTES) == then, "the volume");
     assert!(exported(&rig, cluster, image) == then, "the image");
     rig.daemon.kill().expect("kill -9");
@@ -130,12 +148,15 @@ fn gone_back(cluster: &Cluster, image: &str) {
     snap_done(&rig, "rollback", &one);
     assert!(read_all(&rig, BYTES) == then);
     assert_eq!(listed(&rig), [("then".to_owned(), false)]);
-    rig.admin.call("DELETE", &format!("/v1/volumes/{VOLUME}"), None).expect("it is given back, compared");
+    rig.admin
+        .call("DELETE", &format!("/v1/volumes/{VOLUME}"), None)
+        .expect("it is given back, compared");
     assert!(exported(&rig, cluster, image) == then);
 }
 
-/// `kill -9` at moments all over a rollback: what the daemon serves after it is what was there before or what there was at the snapshot,
-/// never a mixture, and never something out of the cache. The backend's own tests end a rollback at each of its steps.
+/// `kill -9` at moments all over a rollback: what the daemon serves after it is what was there
+/// before or what there was at the snapshot, never a mixture, and never something out of the cache.
+/// The backend's own tests end a rollback at each of its steps.
 #[test]
 #[ignore = "a minute or more: make long"]
 fn g6_a_daemon_that_is_killed_in_a_rollback_serves_no_half_of_it() {
@@ -146,7 +167,8 @@ fn g6_a_daemon_that_is_killed_in_a_rollback_serves_no_half_of_it() {
     // Many objects, so that it takes its time.
     cluster.rbd(&["create", "--size", "8M", "--object-size", "16K", "cut"]).expect("an image");
     let volumes = vec![(VOLUME.into(), cluster.uri("cut"))];
-    let mut rig = Rig::new(&RigOptions { cache_bytes: 96 * MIB, volumes, extra: Vec::new() }).expect("a rig");
+    let mut rig =
+        Rig::new(&RigOptions { cache_bytes: 96 * MIB, volumes, extra: Vec::new() }).expect("a rig");
     rig.daemon.start().expect("the daemon starts");
     let one = [VOLUME, "then"];
     write_blocks(&rig, BYTES, 0, 1);
@@ -164,17 +186,21 @@ fn g6_a_daemon_that_is_killed_in_a_rollback_serves_no_half_of_it() {
             let admin = rig.admin.clone();
             let path = format!("/v1/volumes/{VOLUME}/rollback");
             // The connection breaks.
-            scope.spawn(move || admin.call("POST", &path, Some(&json!({ "snapshot": "then" }))).map(drop));
+            scope.spawn(move || {
+                admin.call("POST", &path, Some(&json!({ "snapshot": "then" }))).map(drop)
+            });
             std::thread::sleep(whole * round / ROUNDS);
             rig.daemon.signal(Signal::KILL).expect("kill -9");
         });
         rig.daemon.wait().expect("it is dead");
         rig.daemon.start().expect("it starts");
         let is_decided = |volume: &serde_json::Value| {
-            let told = volume["error"].as_str().is_some_and(|error| error.contains("was cut short"));
+            let told =
+                volume["error"].as_str().is_some_and(|error| error.contains("was cut short"));
             volume["state"] == "serving" || told
         };
-        let volume = rig.admin.wait_volume(VOLUME, Duration::from_secs(60), is_decided).expect("a status");
+        let volume =
+            rig.admin.wait_volume(VOLUME, Duration::from_secs(60), is_decided).expect("a status");
         if volume["state"] == "serving" {
             let content = read_all(&rig, BYTES);
             assert!(content == now || content == then, "round {round}: it is neither");

@@ -14,7 +14,8 @@ use crate::rig::{Rig, VOLUME};
 pub const IN_FLIGHT_MIN: usize = 16;
 /// Longest wait for the daemon to do what a kill is aimed at.
 const AIM_TIMEOUT: Duration = Duration::from_secs(60);
-/// Kills while the daemon recovers, in one round: each further one finds a cache that a killed recovery has left.
+/// Kills while the daemon recovers, in one round: each further one finds a cache that a killed
+/// recovery has left.
 const REPLAY_KILLS: u32 = 3;
 /// Most of them, while none has found the daemon at it.
 const REPLAY_KILLS_MAX: u32 = 30;
@@ -36,7 +37,8 @@ pub enum Aim {
 
 impl Aim {
     /// All of them.
-    pub const ALL: [Aim; 5] = [Aim::Anything, Aim::Drain, Aim::Reclaim, Aim::Checkpoint, Aim::Replay];
+    pub const ALL: [Aim; 5] =
+        [Aim::Anything, Aim::Drain, Aim::Reclaim, Aim::Checkpoint, Aim::Replay];
 }
 
 /// What rounds have shown.
@@ -132,14 +134,15 @@ impl Crasher {
                 break;
             }
             // What was too late three times is tried as early as possible.
-            let within_us = if kill < REPLAY_KILLS { self.ready_last.as_micros() as u64 / 2 } else { 0 };
+            let within_us =
+                if kill < REPLAY_KILLS { self.ready_last.as_micros() as u64 / 2 } else { 0 };
             hits += u32::from(self.kill_in_replay(within_us)?);
         }
         Ok(())
     }
 
-    /// Starts the daemon and kills it at some time within `within_us` while it has the cache open and is not ready: it replays its
-    /// log. Returns whether it was so.
+    /// Starts the daemon and kills it at some time within `within_us` while it has the cache open
+    /// and is not ready: it replays its log. Returns whether it was so.
     fn kill_in_replay(&mut self, within_us: u64) -> Result<bool, Error> {
         let daemon = &mut self.rig.daemon;
         daemon.start_unready()?;
@@ -167,13 +170,23 @@ impl Crasher {
         self.workload.disconnect()?;
         self.rig.admin.drain(VOLUME)?;
         let status = self.rig.daemon.terminate()?;
-        assert!(status.success(), "SIGTERM ends the daemon with {status}: {}", self.rig.daemon.log_tail());
+        assert!(
+            status.success(),
+            "SIGTERM ends the daemon with {status}: {}",
+            self.rig.daemon.log_tail()
+        );
         Ok((self.rig, self.workload, self.tally))
     }
 }
 
-/// Waits until enough requests are in flight and the daemon does what `aim` says; returns how many are in flight.
-fn take_aim(aim: Aim, admin: &Admin, gauge: &Gauge, mut over: impl FnMut() -> bool) -> Result<usize, Error> {
+/// Waits until enough requests are in flight and the daemon does what `aim` says; returns how many
+/// are in flight.
+fn take_aim(
+    aim: Aim,
+    admin: &Admin,
+    gauge: &Gauge,
+    mut over: impl FnMut() -> bool,
+) -> Result<usize, Error> {
     let start = Instant::now();
     loop {
         let active = is_active(aim, admin)?;

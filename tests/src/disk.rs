@@ -1,7 +1,9 @@
-//! A volume as a disk of this machine: a file by nbdfuse, a block device by the kernel's loop driver, ext4 on that.
+//! A volume as a disk of this machine: a file by nbdfuse, a block device by the kernel's loop
+//! driver, ext4 on that.
 //!
-//! Everything here goes with the process, however it ends: mounts are in a mount namespace of its own ([`in_own_namespace`]), loop
-//! devices are released by the kernel with their last user, and nbdfuse carries a parent-death signal.
+//! Everything here goes with the process, however it ends: mounts are in a mount namespace of its
+//! own ([`in_own_namespace`]), loop devices are released by the kernel with their last user, and
+//! nbdfuse carries a parent-death signal.
 
 use std::ffi::{CStr, OsStr};
 use std::fs::{self, File};
@@ -31,14 +33,17 @@ pub fn possible() -> Result<(), String> {
     }
     for device in ["/dev/fuse", "/dev/loop-control"] {
         if !Path::new(device).exists() {
-            return Err(format!("there is no {device}: the kernel's FUSE and loop driver are needed"));
+            return Err(format!(
+                "there is no {device}: the kernel's FUSE and loop driver are needed"
+            ));
         }
     }
     Ok(())
 }
 
-/// Starts the program again in namespaces of its own for mounts and System V memory, unless it is there: nothing that it mounts is
-/// seen outside, and the kernel removes all of it with the program's last process. Call it before any thread is started.
+/// Starts the program again in namespaces of its own for mounts and System V memory, unless it is
+/// there: nothing that it mounts is seen outside, and the kernel removes all of it with the
+/// program's last process. Call it before any thread is started.
 pub fn in_own_namespace() -> Result<(), Error> {
     if std::env::var_os(NAMESPACE).is_some() {
         return Ok(());
@@ -46,14 +51,17 @@ pub fn in_own_namespace() -> Result<(), Error> {
     let program = std::env::current_exe().map_err(io("cannot find the running program"))?;
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "--ipc"]);
-    let source = command.arg(program).args(std::env::args_os().skip(1)).env(NAMESPACE, "own").exec();
+    let source =
+        command.arg(program).args(std::env::args_os().skip(1)).env(NAMESPACE, "own").exec();
     Err(Error::Io { what: "cannot run unshare".into(), source })
 }
 
-/// Runs something where what it mounts is seen by nobody else but the processes that it starts, and goes with them. That needs root.
+/// Runs something where what it mounts is seen by nobody else but the processes that it starts, and
+/// goes with them. That needs root.
 pub fn with_own_mounts(work: impl FnOnce() + Send) {
     let own = || {
-        // SAFETY: this thread shares nothing of what it changes but its mounts, which it does not share from now on.
+        // SAFETY: this thread shares nothing of what it changes but its mounts, which it does not
+        // share from now on.
         unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.expect("mounts of its own");
         mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
             .expect("mounts of its own");
@@ -63,7 +71,8 @@ pub fn with_own_mounts(work: impl FnOnce() + Send) {
     done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }
 
-/// An NBD export as a file. Dropping it ends nbdfuse, and everything that is still asked of the file fails.
+/// An NBD export as a file. Dropping it ends nbdfuse, and everything that is still asked of the
+/// file fails.
 #[derive(Debug)]
 pub struct ExportFile {
     process: Process,
@@ -79,7 +88,8 @@ impl ExportFile {
         let errors = File::create(&log).map_err(io("cannot make a log file"))?;
         let mut command = Command::new("nbdfuse");
         command.arg(directory.join("volume")).arg(uri);
-        // It complains about a server that dies, too, so its errors are shown only when it cannot begin.
+        // It complains about a server that dies, too, so its errors are shown only when it cannot
+        // begin.
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
         let process = Process::spawn(command).map_err(io("cannot start nbdfuse"))?;
         let mut file = ExportFile { process, directory };
@@ -88,7 +98,11 @@ impl ExportFile {
             let ended = file.process.try_wait().map_err(io("cannot wait for nbdfuse"))?;
             if let Some(status) = ended {
                 let log = fs::read_to_string(log).unwrap_or_default();
-                return Err(Error::Ended { program: "nbdfuse".into(), status: status.to_string(), log });
+                return Err(Error::Ended {
+                    program: "nbdfuse".into(),
+                    status: status.to_string(),
+                    log,
+                });
             }
             if start.elapsed() > WAIT_TIMEOUT {
                 return Err(late("the file of nbdfuse"));
@@ -106,7 +120,8 @@ impl ExportFile {
 
 impl Drop for ExportFile {
     fn drop(&mut self) {
-        // With its server gone the kernel fails what waits for the file; asked politely it would wait for its users.
+        // With its server gone the kernel fails what waits for the file; asked politely it would
+        // wait for its users.
         let _ = self.process.kill();
         let _ = rustix::mount::unmount(&self.directory, UnmountFlags::DETACH);
     }
@@ -128,7 +143,8 @@ impl LoopDevice {
     /// A loop device on `file` past the page cache of the file.
     pub fn direct(file: &Path) -> Result<LoopDevice, Error> {
         let device = LoopDevice::attach(file, "on")?;
-        let direct = fs::read_to_string(device.attribute("dio")).map_err(io("cannot read a loop device"))?;
+        let direct =
+            fs::read_to_string(device.attribute("dio")).map_err(io("cannot read a loop device"))?;
         assert_eq!(direct.trim(), "1", "the loop device uses its file directly");
         Ok(device)
     }
@@ -138,9 +154,10 @@ impl LoopDevice {
         let arguments: [&OsStr; 4] =
             ["--find".as_ref(), "--show".as_ref(), direct.as_ref(), file.as_os_str()];
         let path = PathBuf::from(run("losetup", &arguments)?);
-        let held =
-            File::open(&path).map_err(io(format!("cannot open the loop device {}", path.display())))?;
-        // Detached while it is open: from here on the kernel releases it with its last user, even if we are killed.
+        let held = File::open(&path)
+            .map_err(io(format!("cannot open the loop device {}", path.display())))?;
+        // Detached while it is open: from here on the kernel releases it with its last user, even
+        // if we are killed.
         run("losetup", &["--detach".as_ref(), path.as_os_str()])?;
         Ok(LoopDevice { path, held })
     }

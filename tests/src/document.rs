@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use tidepool_testkit::{Cluster, Process, Scratch, need};
 
-/// A command that waits for something that never comes is ended after this long; installing compiles.
+/// A command that waits for something that never comes is ended after this long; installing
+/// compiles.
 const LIMIT: Duration = Duration::from_secs(1200);
 
 /// The directory with the documents.
@@ -16,7 +17,8 @@ pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository")
 }
 
-/// The blocks of commands in one section of a document, in their order. The section begins with a line that begins with `heading`.
+/// The blocks of commands in one section of a document, in their order. The section begins with a
+/// line that begins with `heading`.
 ///
 /// # Panics
 /// If there is no such section.
@@ -30,7 +32,8 @@ pub fn commands(document: &str, heading: &str) -> Vec<String> {
         .collect()
 }
 
-/// A machine for commands that name places of the system: it sees its own there, and nothing of them is left when it ends.
+/// A machine for commands that name places of the system: it sees its own there, and nothing of
+/// them is left when it ends.
 #[derive(Debug)]
 pub struct Host {
     /// The directory with those places, each under its last name.
@@ -101,8 +104,10 @@ impl Host {
         let mut process = Process::spawn(command).expect("unshare runs");
         let status = process.wait(LIMIT).expect("wait");
         let log = String::from_utf8_lossy(&fs::read(log).expect("the log")).into_owned();
-        let daemon_log = fs::read_to_string(self.scratch.join("run/tidepool.log")).unwrap_or_default();
-        let status = status.unwrap_or_else(|| panic!("a command waits for ever:\n{log}\n{daemon_log}"));
+        let daemon_log =
+            fs::read_to_string(self.scratch.join("run/tidepool.log")).unwrap_or_default();
+        let status =
+            status.unwrap_or_else(|| panic!("a command waits for ever:\n{log}\n{daemon_log}"));
         assert!(status.success(), "{status}:\n{log}\n{daemon_log}");
         log
     }

@@ -1,5 +1,5 @@
-//! What asks for a failover, as a manager of hosts calls it: the command, and the scripts in `packaging/ha` with stand-ins for the
-//! programs of the managers.
+//! What asks for a failover, as a manager of hosts calls it: the command, and the scripts in
+//! `packaging/ha` with stand-ins for the programs of the managers.
 
 use std::fs;
 use std::io::Write;
@@ -73,7 +73,8 @@ pub fn fail_over(host: &Host, arguments: &[&str]) -> Result<Ended, Error> {
     ended(start_failover(host, arguments)?)
 }
 
-/// A host's side of a manager: its programs, which print what the test has written down, and what is configured.
+/// A host's side of a manager: its programs, which print what the test has written down, and what
+/// is configured.
 #[derive(Debug)]
 pub struct Manager {
     scratch: Scratch,
@@ -87,7 +88,8 @@ impl Manager {
             fs::create_dir(scratch.join(directory)).map_err(io("cannot make a directory"))?;
         }
         let manager = Manager { scratch };
-        symlink(repository().join("packaging/ha"), manager.scratch.join("lib")).map_err(io("cannot link"))?;
+        symlink(repository().join("packaging/ha"), manager.scratch.join("lib"))
+            .map_err(io("cannot link"))?;
         Ok(manager)
     }
 
@@ -102,7 +104,8 @@ impl Manager {
     pub fn installs(&self, path: &str, script: &str) -> Result<(), Error> {
         let path = self.scratch.join(path);
         fs::write(&path, format!("#!/bin/sh\n{script}\n")).map_err(io("cannot write"))?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).map_err(io("cannot make executable"))
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
+            .map_err(io("cannot make executable"))
     }
 
     /// A file of the configuration.
@@ -111,7 +114,13 @@ impl Manager {
     }
 
     /// Runs a script of `packaging/ha` on a host with this on its standard input.
-    pub fn runs(&self, host: &Host, script: &str, arguments: &[&str], input: &str) -> Result<Ended, Error> {
+    pub fn runs(
+        &self,
+        host: &Host,
+        script: &str,
+        arguments: &[&str],
+        input: &str,
+    ) -> Result<Ended, Error> {
         let place = |of: &str| self.scratch.join(of);
         let socket = host.admin.socket();
         // The scripts name the daemon's default socket, unless they are told another.

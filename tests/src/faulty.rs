@@ -1,7 +1,8 @@
-//! A daemon whose cache, and if need be whose image, is on an emulated device that loses its power, returns errors, and holds operations
-//! while the daemon is killed.
+//! A daemon whose cache, and if need be whose image, is on an emulated device that loses its power,
+//! returns errors, and holds operations while the daemon is killed.
 //!
-//! What the daemon does on the device is told by what it writes there (docs/format.md): see [`Step`].
+//! What the daemon does on the device is told by what it writes there (docs/format.md): see
+//! [`Step`].
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -9,8 +10,8 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use tidepool_engine::format::{
-    self, CHECKPOINT_MAGIC, PAGE_MAGIC, RECORD_MAGIC, RecordHeader, RecordKind, SEGMENT_MAGIC, SUMMARY_MAGIC,
-    SUPERBLOCK_MAGIC,
+    self, CHECKPOINT_MAGIC, PAGE_MAGIC, RECORD_MAGIC, RecordHeader, RecordKind, SEGMENT_MAGIC,
+    SUMMARY_MAGIC, SUPERBLOCK_MAGIC,
 };
 use tidepool_lab::device::faults::Operation;
 use tidepool_lab::device::model::Kind;
@@ -59,7 +60,8 @@ impl Default for FaultyOptions {
 /// A daemon on a device that can go wrong. Everything goes when it is dropped.
 #[derive(Debug)]
 pub struct FaultyRig {
-    /// The cache's device. It goes before the rig: the kernel keeps a killed daemon until its device has answered.
+    /// The cache's device. It goes before the rig: the kernel keeps a killed daemon until its
+    /// device has answered.
     pub device: Emulated,
     /// The image's device, if it has one.
     pub image_device: Option<Emulated>,
@@ -68,12 +70,14 @@ pub struct FaultyRig {
 }
 
 impl FaultyRig {
-    /// A daemon that does not run yet, without a cache. Writes to the devices are lost with the power until they are flushed.
+    /// A daemon that does not run yet, without a cache. Writes to the devices are lost with the
+    /// power until they are flushed.
     pub fn new(options: &FaultyOptions) -> Result<FaultyRig, Error> {
         let scratch = Scratch::new("faulty").map_err(io("cannot make a directory"))?;
         let start = |name: &str, bytes| volatile_device(options.class, bytes, &scratch, name);
         let device = start("device", options.cache_bytes + DEVICE_SPARE_BYTES)?;
-        let wanted = options.image_device.then(|| start("backend", options.image_bytes + IMAGE_SPARE_BYTES));
+        let wanted =
+            options.image_device.then(|| start("backend", options.image_bytes + IMAGE_SPARE_BYTES));
         let image_device = wanted.transpose()?;
         let image = match &image_device {
             Some(device) => device.directory().join("image"),
@@ -91,7 +95,8 @@ impl FaultyRig {
         let mut rig = Rig::within(scratch, &options)?;
         rig.cache = device.directory().join("cache");
         let mut arguments = rig.daemon.arguments().to_vec();
-        for argument in arguments.iter_mut().filter(|a| a.to_string_lossy().starts_with("--cache=")) {
+        for argument in arguments.iter_mut().filter(|a| a.to_string_lossy().starts_with("--cache="))
+        {
             *argument = format!("--cache={}", rig.cache.display()).into();
         }
         rig.daemon.set_arguments(arguments);
@@ -119,13 +124,15 @@ impl FaultyRig {
         Err(Error::Timeout { what: what.into(), limit: HELD_TIMEOUT, hint })
     }
 
-    /// Kills the daemon while devices hold something or are cut off; they are well again afterwards.
+    /// Kills the daemon while devices hold something or are cut off; they are well again
+    /// afterwards.
     pub fn kill(&mut self) -> Result<(), Error> {
         let devices = std::iter::once(&self.device).chain(&self.image_device);
         kill_on(&mut self.rig.daemon, devices)
     }
 
-    /// The power of the host fails, now. Returns what became of writes to the cache's device that were not stable, as `seed` decides.
+    /// The power of the host fails, now. Returns what became of writes to the cache's device that
+    /// were not stable, as `seed` decides.
     pub fn fail_power(&mut self, seed: u64) -> Result<Losses, Error> {
         self.devices().for_each(|device| device.faults().cut());
         self.kill()?;
@@ -134,25 +141,32 @@ impl FaultyRig {
 
     /// The power fails while no daemon runs.
     pub fn lose_power(&self, seed: u64) -> Result<Losses, Error> {
-        let lost = |device: &Emulated, seed| device.lose_power(seed).map_err(io("cannot lose power"));
+        let lost =
+            |device: &Emulated, seed| device.lose_power(seed).map_err(io("cannot lose power"));
         if let Some(device) = &self.image_device {
             lost(device, seed ^ 0x1a6e)?;
         }
         lost(&self.device, seed)
     }
 
-    /// After a power loss: starts the daemon, has `workload` look for what is missing, and connects it again.
+    /// After a power loss: starts the daemon, has `workload` look for what is missing, and connects
+    /// it again.
     ///
     /// # Panics
     /// When something is missing that must not be.
-    pub fn start_and_compare(&mut self, workload: &mut Workload, bytes: u64) -> Result<Lost, Error> {
+    pub fn start_and_compare(
+        &mut self,
+        workload: &mut Workload,
+        bytes: u64,
+    ) -> Result<Lost, Error> {
         workload.server_died();
         self.rig.daemon.start()?;
         compare(workload, &self.rig.socket, bytes)
     }
 }
 
-/// An emulated device of a class of the lab, whose writes are lost with the power until they are flushed.
+/// An emulated device of a class of the lab, whose writes are lost with the power until they are
+/// flushed.
 pub(crate) fn volatile_device(
     class: &str,
     bytes: u64,
@@ -191,7 +205,8 @@ fn read_all(mut client: Client, bytes: u64) -> Result<Vec<u8>, Error> {
     Ok(all)
 }
 
-/// After a power loss, with the volume served at a socket again: has `workload` look for what is missing, and connects it.
+/// After a power loss, with the volume served at a socket again: has `workload` look for what is
+/// missing, and connects it.
 ///
 /// # Panics
 /// When something is missing that must not be.
@@ -310,7 +325,9 @@ impl BackendStep {
             (Some(".tidepool-redo.new"), true) => BackendStep::Header,
             (Some(".tidepool-redo.new"), false) => BackendStep::HeaderSync,
             (Some(beside), true) if beside.starts_with(".tidepool-redo.") => BackendStep::Frame,
-            (Some(beside), false) if beside.starts_with(".tidepool-redo.") => BackendStep::FrameSync,
+            (Some(beside), false) if beside.starts_with(".tidepool-redo.") => {
+                BackendStep::FrameSync
+            }
             (None, false) if file.is_empty() => BackendStep::Directory,
             _ => BackendStep::Other,
         }

@@ -42,12 +42,18 @@ impl Midst {
     }
 }
 
-/// Lets clients write, has a host die in the midst of something, starts the dead ones again in a random order, and checks that one of
-/// the two serves everything that was acknowledged. Returns what has happened, on one line.
+/// Lets clients write, has a host die in the midst of something, starts the dead ones again in a
+/// random order, and checks that one of the two serves everything that was acknowledged. Returns
+/// what has happened, on one line.
 ///
 /// # Errors
 /// Something was lost, both serve, or none does.
-pub fn round(pair: &mut Pair, workload: &mut Workload, rng: &mut Rng, midst: Midst) -> Result<String, Error> {
+pub fn round(
+    pair: &mut Pair,
+    workload: &mut Workload,
+    rng: &mut Rng,
+    midst: Midst,
+) -> Result<String, Error> {
     let (owner, peer) = (pair.owner, 1 - pair.owner);
     // Half of them at the very beginning, where the steps are close together.
     let delay_us = midst.delay_max().as_micros() as u64 / if rng.chance(50) { 1 } else { 10 };
@@ -121,7 +127,12 @@ fn die_during(
 }
 
 /// The peer dies under load, and a moment later the owner.
-fn lose_both(pair: &mut Pair, workload: &mut Workload, peer: usize, delay: Duration) -> Result<(), Error> {
+fn lose_both(
+    pair: &mut Pair,
+    workload: &mut Workload,
+    peer: usize,
+    delay: Duration,
+) -> Result<(), Error> {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let run = scope.spawn(|| workload.run_until(&stop));
@@ -135,8 +146,14 @@ fn lose_both(pair: &mut Pair, workload: &mut Workload, peer: usize, delay: Durat
     })
 }
 
-/// Starts what is dead, in a random order, and may ask a survivor or the first one that is back to take over. Returns who has.
-fn come_back(pair: &mut Pair, rng: &mut Rng, midst: Midst, dead: &[usize]) -> Result<Option<usize>, Error> {
+/// Starts what is dead, in a random order, and may ask a survivor or the first one that is back to
+/// take over. Returns who has.
+fn come_back(
+    pair: &mut Pair,
+    rng: &mut Rng,
+    midst: Midst,
+    dead: &[usize],
+) -> Result<Option<usize>, Error> {
     let mut dead = dead.to_vec();
     if rng.chance(50) {
         dead.reverse();
@@ -182,14 +199,23 @@ fn serves(host: &Host) -> bool {
 fn wait_serving(pair: &Pair, of: &[usize]) -> Result<usize, Error> {
     let start = Instant::now();
     loop {
-        let serving: Vec<usize> = of.iter().copied().filter(|at| serves(&pair.hosts[*at])).collect();
+        let serving: Vec<usize> =
+            of.iter().copied().filter(|at| serves(&pair.hosts[*at])).collect();
         match *serving {
             [at] => return Ok(at),
             [] if start.elapsed() > SERVING_TIMEOUT => {
-                let logs =
-                    pair.hosts.iter().map(|host| host.daemon.log_tail()).collect::<Vec<_>>().join("; ");
+                let logs = pair
+                    .hosts
+                    .iter()
+                    .map(|host| host.daemon.log_tail())
+                    .collect::<Vec<_>>()
+                    .join("; ");
                 let what = "a host that serves".into();
-                return Err(Error::Timeout { what, limit: SERVING_TIMEOUT, hint: format!("; logs: {logs}") });
+                return Err(Error::Timeout {
+                    what,
+                    limit: SERVING_TIMEOUT,
+                    hint: format!("; logs: {logs}"),
+                });
             }
             [] => std::thread::sleep(Duration::from_millis(50)),
             _ => return Err(Error::Protocol("both hosts serve".into())),

@@ -1,5 +1,5 @@
-//! What the tests with real parts share: a daemon with its files in a directory of its own, rounds of kills, and machines for the
-//! commands of documents.
+//! What the tests with real parts share: a daemon with its files in a directory of its own, rounds
+//! of kills, and machines for the commands of documents.
 
 pub mod crash;
 pub mod disk;

@@ -49,7 +49,9 @@ impl<'a> Image<'a> {
 
     /// Makes the image and a running daemon that serves it.
     pub(crate) fn serve(&self, volume_bytes: u64, cache_bytes: u64) -> Result<Rig, Failure> {
-        let Some(cluster) = self.cluster else { return Ok(Rig::with_file(volume_bytes, cache_bytes)?) };
+        let Some(cluster) = self.cluster else {
+            return Ok(Rig::with_file(volume_bytes, cache_bytes)?);
+        };
         cluster.rbd_create(&self.name, volume_bytes)?;
         let volumes = vec![(VOLUME.to_string(), self.rbd_uri(cluster))];
         let mut rig = Rig::new(&RigOptions { cache_bytes, volumes, extra: Vec::new() })?;
@@ -69,7 +71,9 @@ impl<'a> Image<'a> {
         };
         let output = daemon::run(["recover", &uri, "--accept-loss", "--format", "json"])?;
         if !output.status.success() {
-            return Err(format!("recover {uri}: {}", String::from_utf8_lossy(&output.stderr)).into());
+            return Err(
+                format!("recover {uri}: {}", String::from_utf8_lossy(&output.stderr)).into()
+            );
         }
         Ok(serde_json::from_slice(&output.stdout)?)
     }
@@ -99,11 +103,13 @@ pub struct Round {
     pub groups: usize,
     /// What is really gone.
     pub lost: Lost,
-    /// Time of acknowledgements over which something is really gone, in seconds, and the bound that was told.
+    /// Time of acknowledgements over which something is really gone, in seconds, and the bound that
+    /// was told.
     pub seconds: (f64, f64),
 }
 
-/// Destroys the cache of a volume under load, recovers its image and compares it with every state that the volume has had.
+/// Destroys the cache of a volume under load, recovers its image and compares it with every state
+/// that the volume has had.
 ///
 /// # Errors
 /// When a part fails.
@@ -135,10 +141,18 @@ pub fn round(cluster: Option<&Cluster>, seed: u64) -> Result<Round, Failure> {
     let since = report.loss.since_unix_ms;
     let mut seconds = 0.0;
     if let Some((first, last)) = lost.acked_unix_ms {
-        assert!(first >= since, "what was acknowledged {} ms before the cut is gone", since - first);
+        assert!(
+            first >= since,
+            "what was acknowledged {} ms before the cut is gone",
+            since - first
+        );
         seconds = (last - since) as f64 / 1e3;
     }
-    assert!(seconds <= report.loss.seconds, "{seconds} s are gone, told were {}", report.loss.seconds);
+    assert!(
+        seconds <= report.loss.seconds,
+        "{seconds} s are gone, told were {}",
+        report.loss.seconds
+    );
     let bytes_max = report.loss.bytes_max.expect("a note after half a second and more");
     assert!(lost.bytes <= bytes_max, "{} bytes are gone, told were {bytes_max}", lost.bytes);
     image.finish()?;

@@ -1,4 +1,5 @@
-//! Rounds in which the cache is destroyed under a filesystem and a database at work, and both go on from the recovered image.
+//! Rounds in which the cache is destroyed under a filesystem and a database at work, and both go on
+//! from the recovered image.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -43,12 +44,14 @@ pub struct Round {
     pub transactions: (usize, usize),
     /// Files whose place was acknowledged as stable, and how many of them are gone.
     pub files: (usize, usize),
-    /// Time of acknowledgements over which something is really gone, in seconds, and the bound that was told.
+    /// Time of acknowledgements over which something is really gone, in seconds, and the bound that
+    /// was told.
     pub seconds: (f64, f64),
 }
 
-/// Destroys the cache under an ext4 with a PostgreSQL on it, recovers the image, and has both recover from that: nothing is there that
-/// was not written, and nothing is gone that is older than the reported loss.
+/// Destroys the cache under an ext4 with a PostgreSQL on it, recovers the image, and has both
+/// recover from that: nothing is there that was not written, and nothing is gone that is older than
+/// the reported loss.
 ///
 /// # Errors
 /// When a part fails.
@@ -105,7 +108,10 @@ impl Host {
             session.execute(&format!("INSERT INTO flushed VALUES ({number})"))?;
         }
         let flushes = rig.volume_number("flushes") - before;
-        assert!(flushes >= FLUSHED_TRANSACTIONS, "{flushes} flushes for {FLUSHED_TRANSACTIONS} transactions");
+        assert!(
+            flushes >= FLUSHED_TRANSACTIONS,
+            "{flushes} flushes for {FLUSHED_TRANSACTIONS} transactions"
+        );
         Ok(Host { postgres, mount, disk, file })
     }
 
@@ -126,7 +132,8 @@ fn start(rig: &Rig, mounted: &Path, when: &str) -> Result<Postgres, Error> {
 /// What a session or a writer was told.
 #[derive(Debug, Default)]
 struct Told {
-    /// When each number from 0 was acknowledged, in milliseconds since 1970. The next one may have been on its way.
+    /// When each number from 0 was acknowledged, in milliseconds since 1970. The next one may have
+    /// been on its way.
     acked_unix_ms: Vec<u64>,
 }
 
@@ -158,7 +165,8 @@ struct AllTold {
     writers: Vec<Told>,
 }
 
-/// Lets sessions and writers work for a while, kills the daemon and then the host, and destroys the cache.
+/// Lets sessions and writers work for a while, kills the daemon and then the host, and destroys the
+/// cache.
 fn work_and_lose(host: Host, rig: &mut Rig, seed: u64, load: Duration) -> Result<AllTold, Failure> {
     let mut sessions = Vec::new();
     for _ in 0..SESSIONS {
@@ -170,18 +178,25 @@ fn work_and_lose(host: Host, rig: &mut Rig, seed: u64, load: Duration) -> Result
         let sessions: Vec<_> = (0..)
             .zip(sessions)
             .map(|(id, mut session)| {
-                scope.spawn(move || Told::until_dead(dies, |number| insert(&mut session, seed, id, number)))
+                scope.spawn(move || {
+                    Told::until_dead(dies, |number| insert(&mut session, seed, id, number))
+                })
             })
             .collect();
         let writers: Vec<_> = (0..WRITERS)
-            .map(|id| scope.spawn(move || Told::until_dead(dies, |number| write(files, seed, id, number))))
+            .map(|id| {
+                scope.spawn(move || Told::until_dead(dies, |number| write(files, seed, id, number)))
+            })
             .collect();
         std::thread::sleep(load);
         dies.store(true, Ordering::SeqCst);
         rig.daemon.kill()?;
         let dead = host.die();
         let all = |threads: Vec<std::thread::ScopedJoinHandle<'_, _>>| {
-            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Result<Vec<_>, _>>()
+            threads
+                .into_iter()
+                .map(|thread| thread.join().expect("no panic"))
+                .collect::<Result<Vec<_>, _>>()
         };
         let told = AllTold { sessions: all(sessions)?, writers: all(writers)? };
         dead?;
@@ -225,7 +240,10 @@ fn write(files: &Path, seed: u64, id: u64, number: u64) -> Result<(), Failure> {
 fn content(seed: u64, id: u64, number: u64) -> Vec<u8> {
     let mut rng = generator(seed, 'f', id, number);
     let words = 1 + rng.below(FILE_BYTES_MAX / 8);
-    std::iter::once(number).chain((1..words).map(|_| rng.word())).flat_map(u64::to_le_bytes).collect()
+    std::iter::once(number)
+        .chain((1..words).map(|_| rng.word()))
+        .flat_map(u64::to_le_bytes)
+        .collect()
 }
 
 fn generator(seed: u64, kind: char, id: u64, number: u64) -> Rng {
@@ -241,7 +259,8 @@ struct Found {
 }
 
 impl Found {
-    /// Mounts the plain image, which replays its journal, checks the filesystem, and has the database recover by itself.
+    /// Mounts the plain image, which replays its journal, checks the filesystem, and has the
+    /// database recover by itself.
     fn of(rig: &Rig, plain: &Path, seed: u64) -> Result<Found, Failure> {
         let disk = LoopDevice::new(plain)?;
         let at = rig.scratch.join("mount");
@@ -264,8 +283,9 @@ impl Found {
 /// Reads all rows. Each session has the first ones that it sent, without a gap, as it sent them.
 fn transactions(postgres: &Postgres, seed: u64) -> Result<Vec<u64>, Failure> {
     let mut session = postgres.connect()?;
-    session
-        .execute("SET enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_bitmapscan = off")?;
+    session.execute(
+        "SET enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_bitmapscan = off",
+    )?;
     let rows = session.execute("SELECT session, number, payload FROM entries")?;
     let newest = session.execute("SELECT number FROM newest ORDER BY session")?;
     session.execute("RESET ALL; SET enable_seqscan = off; SET enable_bitmapscan = off")?;
@@ -277,14 +297,25 @@ fn transactions(postgres: &Postgres, seed: u64) -> Result<Vec<u64>, Failure> {
     let mut numbers = vec![Vec::new(); SESSIONS as usize];
     for row in &rows {
         let (id, number): (u64, u64) = (row[0].parse()?, row[1].parse()?);
-        assert_eq!(row[2], payload(seed, id, number), "row {number} of session {id} is as it was sent");
+        assert_eq!(
+            row[2],
+            payload(seed, id, number),
+            "row {number} of session {id} is as it was sent"
+        );
         numbers[id as usize].push(number);
     }
     for (id, (numbers, newest)) in numbers.iter_mut().zip(newest).enumerate() {
         numbers.sort_unstable();
-        assert!(numbers.iter().copied().eq(0..numbers.len() as u64), "session {id} has a gap: {numbers:?}");
+        assert!(
+            numbers.iter().copied().eq(0..numbers.len() as u64),
+            "session {id} has a gap: {numbers:?}"
+        );
         let last: i64 = newest[0].parse()?;
-        assert_eq!(last + 1, numbers.len() as i64, "a transaction of session {id} is there as a whole");
+        assert_eq!(
+            last + 1,
+            numbers.len() as i64,
+            "a transaction of session {id} is there as a whole"
+        );
     }
     Ok(numbers.iter().map(|numbers| numbers.len() as u64).collect())
 }
@@ -299,7 +330,8 @@ fn files(files: &Path, seed: u64, id: u64) -> Result<BTreeMap<u64, u64>, Failure
         }
         let bytes = fs::read(&path)?;
         let number = bytes.first_chunk().copied().map(u64::from_le_bytes);
-        let number = number.unwrap_or_else(|| panic!("{} has {} bytes", path.display(), bytes.len()));
+        let number =
+            number.unwrap_or_else(|| panic!("{} has {} bytes", path.display(), bytes.len()));
         assert_eq!(number % NAMES, name, "{} has its own content", path.display());
         assert!(bytes == content(seed, id, number), "{} has what was written", path.display());
         found.insert(name, number);
@@ -312,18 +344,32 @@ fn compare(told: &AllTold, found: &Found, report: &Report) -> Round {
     let since = report.loss.since_unix_ms;
     let (mut transactions, mut files) = (Tally::new(since), Tally::new(since));
     for (id, (told, &present)) in told.sessions.iter().zip(&found.transactions).enumerate() {
-        assert!(present <= told.sent(), "session {id} has {present} transactions and sent {}", told.sent());
-        transactions.count(&format!("transactions of session {id}"), told, |number| number < present);
+        assert!(
+            present <= told.sent(),
+            "session {id} has {present} transactions and sent {}",
+            told.sent()
+        );
+        transactions
+            .count(&format!("transactions of session {id}"), told, |number| number < present);
     }
     for (id, (told, present)) in told.writers.iter().zip(&found.files).enumerate() {
         let newest = present.values().max().copied();
-        assert!(newest < Some(told.sent()), "writer {id} has file {newest:?} and wrote {}", told.sent());
-        let is_there = |number| present.get(&(number % NAMES)).is_some_and(|&found| found >= number);
+        assert!(
+            newest < Some(told.sent()),
+            "writer {id} has file {newest:?} and wrote {}",
+            told.sent()
+        );
+        let is_there =
+            |number| present.get(&(number % NAMES)).is_some_and(|&found| found >= number);
         files.count(&format!("files of writer {id}"), told, is_there);
     }
     let lost_ms = transactions.last_unix_ms.max(files.last_unix_ms).saturating_sub(since);
     let seconds = lost_ms as f64 / 1e3;
-    assert!(seconds <= report.loss.seconds, "{seconds} s are gone, told were {}", report.loss.seconds);
+    assert!(
+        seconds <= report.loss.seconds,
+        "{seconds} s are gone, told were {}",
+        report.loss.seconds
+    );
     Round {
         groups: report.groups,
         transactions: (transactions.acked, transactions.lost),

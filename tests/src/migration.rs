@@ -11,8 +11,8 @@ use crate::rig::VOLUME;
 
 /// Longest run of a command in a guest.
 const MINUTES: Duration = Duration::from_secs(180);
-/// What fio writes: each block once, at random places, at most 300 in a second. `verify_backlog` has it read them back all the
-/// while.
+/// What fio writes: each block once, at random places, at most 300 in a second. `verify_backlog`
+/// has it read them back all the while.
 const JOB: &str = "--name=v --filename=/dev/vda --size=6m --rw=randwrite --bs=4k --direct=1 --thread \
                    --ioengine=psync --verify=crc32c --verify_backlog=64 --verify_fatal=1 --rate_iops=300";
 
@@ -34,7 +34,8 @@ pub struct Move {
     pub longest_write: Duration,
     /// Of fio's writes.
     pub p99_write: Duration,
-    /// From the first write over there until the volume was there, as the daemon says; nothing if the volume was there before.
+    /// From the first write over there until the volume was there, as the daemon says; nothing if
+    /// the volume was there before.
     pub came: Option<Duration>,
 }
 
@@ -46,11 +47,13 @@ impl Traveller {
         Ok(Traveller { image, guest, seed: 1 })
     }
 
-    /// Moves it to another host (or to another process on its own) while fio runs, and checks there what it has written. The volume has gone with it then.
+    /// Moves it to another host (or to another process on its own) while fio runs, and checks there
+    /// what it has written. The volume has gone with it then.
     pub fn go(&mut self, pair: &mut Pair, to: usize) -> Result<Move, Error> {
         let job = format!("{JOB} --randseed={}", self.seed);
         self.seed += 1;
-        self.guest.run(&format!("fio {job} --output-format=json --output=/tmp/fio.json & "), MINUTES)?;
+        self.guest
+            .run(&format!("fio {job} --output-format=json --output=/tmp/fio.json & "), MINUTES)?;
         std::thread::sleep(Duration::from_secs(2));
         // Else only QEMU's own part is seen.
         let from = pair.owner;
@@ -62,11 +65,15 @@ impl Traveller {
         std::mem::replace(&mut self.guest, other).kill()?;
         pair.owner = to;
         self.guest.run("wait", MINUTES)?;
-        // On a busy machine fio may have written everything before the guest moved, and the volume comes with a write.
-        self.guest.run("dd if=/dev/zero of=/dev/vda bs=4096 seek=4000 count=1 conv=fsync", MINUTES)?;
-        let told = self.guest.run("cat /tmp/fio.json", MINUTES)?;
+        // On a busy machine fio may have written everything before the guest moved, and the volume
+        // comes with a write.
         self.guest
-            .run(&format!("fio {job} --verify_only --output=/tmp/fio.txt || cat /tmp/fio.txt"), MINUTES)?;
+            .run("dd if=/dev/zero of=/dev/vda bs=4096 seek=4000 count=1 conv=fsync", MINUTES)?;
+        let told = self.guest.run("cat /tmp/fio.json", MINUTES)?;
+        self.guest.run(
+            &format!("fio {job} --verify_only --output=/tmp/fio.txt || cat /tmp/fio.txt"),
+            MINUTES,
+        )?;
         self.guest.check_kernel_log()?;
         let start = Instant::now();
         while pair.owner().volume()?.is_none_or(|volume| volume["state"] == "replica") {
@@ -99,7 +106,8 @@ fn moved(told: &str) -> Result<Move, Error> {
     if job["error"] != 0 {
         return Err(unfit("an error"));
     }
-    let nanos = |value: &Value| value.as_u64().map(Duration::from_nanos).ok_or_else(|| unfit("no latency"));
+    let nanos =
+        |value: &Value| value.as_u64().map(Duration::from_nanos).ok_or_else(|| unfit("no latency"));
     let write = &job["write"];
     let longest_write = nanos(&write["clat_ns"]["max"])?;
     let p99_write = nanos(&write["clat_ns"]["percentile"]["99.000000"])?;

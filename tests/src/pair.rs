@@ -21,8 +21,8 @@ const STATE_TIMEOUT: Duration = Duration::from_secs(60);
 /// One of the two.
 #[derive(Debug)]
 pub struct Host {
-    /// The cache's device, where it can lose its power. It goes before the daemon: the kernel keeps a killed daemon until its device
-    /// has answered.
+    /// The cache's device, where it can lose its power. It goes before the daemon: the kernel keeps
+    /// a killed daemon until its device has answered.
     pub device: Option<Emulated>,
     /// The daemon.
     pub daemon: Daemon,
@@ -38,11 +38,18 @@ pub struct Host {
 
 impl Host {
     /// A host with a daemon that does not run yet.
-    pub(crate) fn new(daemon: Daemon, admin: Admin, socket: PathBuf, cache: PathBuf, boot: PathBuf) -> Host {
+    pub(crate) fn new(
+        daemon: Daemon,
+        admin: Admin,
+        socket: PathBuf,
+        cache: PathBuf,
+        boot: PathBuf,
+    ) -> Host {
         Host { device: None, daemon, admin, socket, cache, boot }
     }
 
-    /// The host whose copy of this one's volume counts, where hosts are called `h0`, `h1` and so on; waits until there is one.
+    /// The host whose copy of this one's volume counts, where hosts are called `h0`, `h1` and so
+    /// on; waits until there is one.
     pub fn holder(&self) -> Result<usize, Error> {
         let volume = self.wait_sync()?;
         let named = volume["peer"].as_str().and_then(|host| host.strip_prefix('h')?.parse().ok());
@@ -98,7 +105,8 @@ impl Host {
         Ok(())
     }
 
-    /// Is killed, and comes back on another boot; what was not flushed is lost only where it can lose its power.
+    /// Is killed, and comes back on another boot; what was not flushed is lost only where it can
+    /// lose its power.
     pub fn reboot(&mut self, boot: u64) -> Result<(), Error> {
         self.daemon.kill()?;
         self.boot_again(boot)
@@ -134,9 +142,11 @@ pub struct PairOptions {
     pub extra: Vec<String>,
     /// There is a third host, and all of them have names: h0, h1, h2.
     pub third: bool,
-    /// The hosts can lose their power: their caches are on emulated devices of this class, as the lab names it.
+    /// The hosts can lose their power: their caches are on emulated devices of this class, as the
+    /// lab names it.
     pub class: Option<&'static str>,
-    /// The hosts wait for each other as long as a release does; else ten times as long, so that a busy machine does not matter.
+    /// The hosts wait for each other as long as a release does; else ten times as long, so that a
+    /// busy machine does not matter.
     pub shipped_limits: bool,
 }
 
@@ -188,7 +198,8 @@ impl Pair {
                 volatile_device(class, bytes, &scratch, &format!("device{at}"))
             };
             let device = options.class.map(start).transpose()?;
-            let cache = device.as_ref().map_or(place("cache"), |device| device.directory().join("cache"));
+            let cache =
+                device.as_ref().map_or(place("cache"), |device| device.directory().join("cache"));
             let mut arguments = vec![
                 "serve".to_string(),
                 format!("--cache={}", cache.display()),
@@ -199,8 +210,13 @@ impl Pair {
             ];
             let others = (0..if options.third { 3 } else { 2 }).filter(|other| *other != at);
             // What lies between the first two can be cut.
-            let way =
-                |other| if at < 2 && other < 2 { wire.clone() } else { scratch.join(format!("peer{other}")) };
+            let way = |other| {
+                if at < 2 && other < 2 {
+                    wire.clone()
+                } else {
+                    scratch.join(format!("peer{other}"))
+                }
+            };
             arguments.extend(others.map(|other| format!("--peer=unix:{}", way(other).display())));
             arguments.extend(options.extra.iter().cloned());
             let mut host = Host {
@@ -260,8 +276,8 @@ impl Pair {
         self.scratch.join("image")
     }
 
-    /// A workload's daemon is gone: the peer takes the volume over, the workload connects there, and every sector is checked.
-    /// Returns how long the takeover took.
+    /// A workload's daemon is gone: the peer takes the volume over, the workload connects there,
+    /// and every sector is checked. Returns how long the takeover took.
     pub fn fail_over(&mut self, workload: &mut Workload) -> Result<Duration, Error> {
         workload.server_died();
         let took = self.peer().take_over(false)?;
@@ -270,7 +286,8 @@ impl Pair {
         Ok(took)
     }
 
-    /// The owner has its peer, or the third host if that is said, let clients in; it gets the volume as soon as one of them writes.
+    /// The owner has its peer, or the third host if that is said, let clients in; it gets the
+    /// volume as soon as one of them writes.
     pub fn offer(&self, to: Option<usize>) -> Result<Value, Error> {
         if to.is_none() {
             self.owner().wait_sync()?;
@@ -279,20 +296,29 @@ impl Pair {
         self.owner().admin.call("POST", &format!("/v1/volumes/{VOLUME}/handoff"), Some(&body))
     }
 
-    /// The owner hands the volume over to its peer, and the workload, which is not connected, goes on there. Returns how long
-    /// that took.
+    /// The owner hands the volume over to its peer, and the workload, which is not connected, goes
+    /// on there. Returns how long that took.
     pub fn hand_over(&mut self, workload: &mut Workload) -> Result<Duration, Error> {
         self.owner().wait_sync()?;
         let start = Instant::now();
-        self.owner().admin.call("POST", &format!("/v1/volumes/{VOLUME}/handoff"), Some(&json!({})))?;
+        self.owner().admin.call(
+            "POST",
+            &format!("/v1/volumes/{VOLUME}/handoff"),
+            Some(&json!({})),
+        )?;
         let took = start.elapsed();
         self.owner = 1 - self.owner;
         self.verify(workload)?;
         Ok(took)
     }
 
-    /// Checks that a file holds exactly what the workload has written, as a plain image without any cache.
-    pub fn verify_plain(&self, workload: &mut Workload, image: &std::path::Path) -> Result<(), Error> {
+    /// Checks that a file holds exactly what the workload has written, as a plain image without any
+    /// cache.
+    pub fn verify_plain(
+        &self,
+        workload: &mut Workload,
+        image: &std::path::Path,
+    ) -> Result<(), Error> {
         verify_plain(&self.scratch, workload, image)
     }
 
@@ -320,7 +346,8 @@ impl Pair {
         host.lose_power(seed)
     }
 
-    /// After a power failure, when the volume is served again: looks for what is missing, and connects the workload.
+    /// After a power failure, when the volume is served again: looks for what is missing, and
+    /// connects the workload.
     ///
     /// # Panics
     /// When something is missing that must not be.

@@ -1,5 +1,5 @@
-//! A PostgreSQL of its own: Debian's server as an unprivileged user on a data directory, and a client that knows exactly when a
-//! COMMIT was acknowledged.
+//! A PostgreSQL of its own: Debian's server as an unprivileged user on a data directory, and a
+//! client that knows exactly when a COMMIT was acknowledged.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read, Write};
@@ -22,8 +22,8 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(20);
 /// The longest answer of a server that is believed, in bytes.
 const MESSAGE_BYTES_MAX: u32 = 1 << 28;
-/// Beside the defaults, of which `fsync` is one: no network, nothing in the system's shared memory, and so short a log that
-/// checkpoints come under load.
+/// Beside the defaults, of which `fsync` is one: no network, nothing in the system's shared memory,
+/// and so short a log that checkpoints come under load.
 const SETTINGS: [&str; 6] = [
     "listen_addresses=",
     "dynamic_shared_memory_type=mmap",
@@ -43,28 +43,34 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Makes the data directory `data`, with checksums on its pages. What it says goes to the file `log`.
+    /// Makes the data directory `data`, with checksums on its pages. What it says goes to the file
+    /// `log`.
     pub fn init(data: &Path, log: &Path) -> Result<(), Error> {
         fs::create_dir(data).map_err(io("cannot make a data directory"))?;
-        chown(data, Some(NOBODY), Some(NOBODY)).map_err(io("cannot give the data directory away"))?;
+        chown(data, Some(NOBODY), Some(NOBODY))
+            .map_err(io("cannot give the data directory away"))?;
         let mut command = as_nobody(&programs()?.join("initdb"));
         command.args(["--username=postgres", "--auth=trust", "--locale=C", "--encoding=UTF8"]);
         command.arg("--data-checksums").arg("--pgdata").arg(data).current_dir(data);
         finish(command, log)
     }
 
-    /// Starts a server on `data`, its socket in the directory `sockets`, and waits until it takes statements: after a crash, until it
-    /// has recovered.
+    /// Starts a server on `data`, its socket in the directory `sockets`, and waits until it takes
+    /// statements: after a crash, until it has recovered.
     pub fn start(data: &Path, sockets: &Path, log: &Path) -> Result<Postgres, Error> {
         let programs = programs()?;
         fs::create_dir_all(sockets)
             .and_then(|()| chown(sockets, Some(NOBODY), Some(NOBODY)))
             .and_then(|()| fs::set_permissions(sockets, Permissions::from_mode(0o700)))
             .map_err(io("cannot make a directory for the server's socket"))?;
-        // As the first process of a namespace it takes all of its children with it; one that waits for a dead one would stay.
+        // As the first process of a namespace it takes all of its children with it; one that waits
+        // for a dead one would stay.
         let server = as_nobody(&programs.join("postgres"));
         let mut command = Command::new("unshare");
-        command.args(["--pid", "--fork", "--kill-child"]).arg(server.get_program()).args(server.get_args());
+        command
+            .args(["--pid", "--fork", "--kill-child"])
+            .arg(server.get_program())
+            .args(server.get_args());
         command.arg("-D").arg(data).arg("-k").arg(sockets).current_dir(data);
         command.args(SETTINGS.iter().flat_map(|setting| ["-c", *setting]));
         log_to(&mut command, log)?;
@@ -72,7 +78,9 @@ impl Postgres {
         let mut server = Postgres { process, programs, sockets: sockets.into(), log: log.into() };
         let start = Instant::now();
         while let Err(error) = server.connect() {
-            if let Some(status) = server.process.try_wait().map_err(io("cannot wait for postgres"))? {
+            if let Some(status) =
+                server.process.try_wait().map_err(io("cannot wait for postgres"))?
+            {
                 return Err(ended("postgres", status.to_string(), log));
             }
             if start.elapsed() > TIMEOUT {
@@ -89,7 +97,8 @@ impl Postgres {
         Session::connect(&self.sockets)
     }
 
-    /// Checks every table and every index of every database, each against the other. What is found goes to the file `log`.
+    /// Checks every table and every index of every database, each against the other. What is found
+    /// goes to the file `log`.
     pub fn check(&self, log: &Path) -> Result<(), Error> {
         let mut command = as_nobody(&self.programs.join("pg_amcheck"));
         command.args(["--username=postgres", "--all", "--install-missing", "--heapallindexed"]);
@@ -106,7 +115,11 @@ impl Postgres {
         match self.process.wait(TIMEOUT).map_err(io("cannot wait for postgres"))? {
             Some(status) if status.success() => Ok(()),
             Some(status) => Err(ended("postgres", status.to_string(), &self.log)),
-            None => Err(Error::Timeout { what: "postgres' end".into(), limit: TIMEOUT, hint: String::new() }),
+            None => Err(Error::Timeout {
+                what: "postgres' end".into(),
+                limit: TIMEOUT,
+                hint: String::new(),
+            }),
         }
     }
 
@@ -130,7 +143,10 @@ fn children(parent: u32) -> Vec<Pid> {
     let of_parent = |id: &str| {
         let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
         // The name before it, in parentheses, may hold anything.
-        stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1)).is_some_and(|id| id == parent)
+        stat.rsplit(')')
+            .next()
+            .and_then(|rest| rest.split_whitespace().nth(1))
+            .is_some_and(|id| id == parent)
     };
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     processes
@@ -174,15 +190,18 @@ fn log_to(command: &mut Command, log: &Path) -> Result<(), Error> {
 /// Runs a command to its end.
 fn finish(mut command: Command, log: &Path) -> Result<(), Error> {
     let program = command.get_args().find(|argument| argument.to_string_lossy().starts_with('/'));
-    let program = program.map_or("setpriv".into(), |program| program.to_string_lossy().into_owned());
+    let program =
+        program.map_or("setpriv".into(), |program| program.to_string_lossy().into_owned());
     log_to(&mut command, log)?;
     let mut process = Process::spawn(command).map_err(io(format!("cannot run {program}")))?;
     match process.wait(TIMEOUT).map_err(io(format!("cannot wait for {program}")))? {
         Some(status) if status.success() => Ok(()),
         Some(status) => Err(ended(&program, status.to_string(), log)),
-        None => {
-            Err(Error::Timeout { what: format!("the end of {program}"), limit: TIMEOUT, hint: String::new() })
-        }
+        None => Err(Error::Timeout {
+            what: format!("the end of {program}"),
+            limit: TIMEOUT,
+            hint: String::new(),
+        }),
     }
 }
 
@@ -241,8 +260,8 @@ impl Session {
         Ok(session)
     }
 
-    /// Executes statements and returns the rows that they give, as text. When this returns, they are done, and a COMMIT among them
-    /// is acknowledged.
+    /// Executes statements and returns the rows that they give, as text. When this returns, they
+    /// are done, and a COMMIT among them is acknowledged.
     pub fn execute(&mut self, statements: &str) -> Result<Vec<Vec<String>>, SqlError> {
         let mut message = vec![b'Q'];
         message.extend((statements.len() as u32 + 5).to_be_bytes());
@@ -296,7 +315,10 @@ impl Session {
 }
 
 fn nonsense(what: &str) -> SqlError {
-    SqlError::Gone(io::Error::new(io::ErrorKind::InvalidData, format!("{what} that is not understood")))
+    SqlError::Gone(io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("{what} that is not understood"),
+    ))
 }
 
 /// The values of a row; a null is an empty text.
@@ -317,6 +339,7 @@ fn row(body: &[u8]) -> Option<Vec<String>> {
 fn complaint(body: &[u8]) -> String {
     let fields = body.split(|&byte| byte == 0);
     let fields = fields.filter(|field| matches!(field.first(), Some(b'S' | b'C' | b'M' | b'D')));
-    let words: Vec<_> = fields.map(|field| String::from_utf8_lossy(&field[1..]).into_owned()).collect();
+    let words: Vec<_> =
+        fields.map(|field| String::from_utf8_lossy(&field[1..]).into_owned()).collect();
     words.join(" ")
 }

@@ -43,8 +43,8 @@ pub struct Rig {
 impl Rig {
     /// A daemon with these options, in a new directory. It does not run yet.
     pub fn new(options: &RigOptions) -> Result<Rig, Error> {
-        let scratch =
-            Scratch::new("rig").map_err(|source| Error::Io { what: "no directory".into(), source })?;
+        let scratch = Scratch::new("rig")
+            .map_err(|source| Error::Io { what: "no directory".into(), source })?;
         Rig::within(scratch, options)
     }
 
@@ -60,21 +60,23 @@ impl Rig {
             format!("--admin={}", admin.display()),
             "--accept-loss=60m".to_string(),
         ];
-        arguments.extend(options.volumes.iter().map(|(name, uri)| format!("--volume={name}={uri}")));
+        arguments
+            .extend(options.volumes.iter().map(|(name, uri)| format!("--volume={name}={uri}")));
         arguments.extend(options.extra.iter().cloned());
         let daemon = Daemon::new(arguments, scratch.join("log"))?;
         Ok(Rig { daemon, admin: Admin::new(admin), socket, cache, scratch })
     }
 
-    /// A running daemon with one volume on a new, empty image file. While the file [`Rig::gate`] exists, the backend stands still.
+    /// A running daemon with one volume on a new, empty image file. While the file [`Rig::gate`]
+    /// exists, the backend stands still.
     pub fn with_file(image_bytes: u64, cache_bytes: u64) -> Result<Rig, Error> {
         Rig::with_file_and(image_bytes, cache_bytes, &[])
     }
 
     /// The same with further arguments.
     pub fn with_file_and(image_bytes: u64, cache_bytes: u64, extra: &[&str]) -> Result<Rig, Error> {
-        let scratch =
-            Scratch::new("rig").map_err(|source| Error::Io { what: "no directory".into(), source })?;
+        let scratch = Scratch::new("rig")
+            .map_err(|source| Error::Io { what: "no directory".into(), source })?;
         let image = scratch.join("image");
         File::create(&image)
             .and_then(|file| file.set_len(image_bytes))
@@ -124,8 +126,8 @@ impl Rig {
         Ok(workload)
     }
 
-    /// After the daemon's end: starts it again, connects the workload anew and checks every sector. Returns
-    /// how long the start took.
+    /// After the daemon's end: starts it again, connects the workload anew and checks every sector.
+    /// Returns how long the start took.
     pub fn start_and_verify(&mut self, workload: &mut Workload) -> Result<Duration, Error> {
         workload.server_died();
         let ready = self.daemon.start()?;
@@ -139,18 +141,20 @@ impl Rig {
     /// A counter or gauge of the volume.
     pub fn volume_number(&self, name: &str) -> u64 {
         let volume = self.admin.volume(VOLUME).expect("the daemon tells its status");
-        tidepool_testkit::admin::number(&volume, name).unwrap_or_else(|| panic!("no {name} in {volume}"))
-            as u64
+        tidepool_testkit::admin::number(&volume, name)
+            .unwrap_or_else(|| panic!("no {name} in {volume}")) as u64
     }
 
     /// A counter or gauge of the cache device.
     pub fn cache_number(&self, name: &str) -> u64 {
         let status = self.admin.status().expect("the daemon tells its status");
         let cache = &status["cache"];
-        tidepool_testkit::admin::number(cache, name).unwrap_or_else(|| panic!("no {name} in {cache}")) as u64
+        tidepool_testkit::admin::number(cache, name)
+            .unwrap_or_else(|| panic!("no {name} in {cache}")) as u64
     }
 
-    /// Checks that a file holds exactly what the workload has written, as a plain image without any cache.
+    /// Checks that a file holds exactly what the workload has written, as a plain image without any
+    /// cache.
     pub fn verify_plain(&self, workload: &mut Workload, image: &Path) -> Result<(), Error> {
         verify_plain(&self.scratch, workload, image)
     }
@@ -168,8 +172,13 @@ impl Rig {
     }
 }
 
-/// Checks that a file holds exactly what the workload has written, as a plain image without any cache.
-pub(crate) fn verify_plain(scratch: &Scratch, workload: &mut Workload, image: &Path) -> Result<(), Error> {
+/// Checks that a file holds exactly what the workload has written, as a plain image without any
+/// cache.
+pub(crate) fn verify_plain(
+    scratch: &Scratch,
+    workload: &mut Workload,
+    image: &Path,
+) -> Result<(), Error> {
     let file = format!("file={}", image.display());
     let server = Server::nbdkit(&scratch.join("plain.sock"), ["--readonly", "file", &file])?;
     workload.connect(server.socket(), "")?;
@@ -187,7 +196,8 @@ where
     complaint(&output)
 }
 
-/// The exit status and the one line of complaint of a failed run; anything else on its outputs fails the test.
+/// The exit status and the one line of complaint of a failed run; anything else on its outputs
+/// fails the test.
 pub fn complaint(output: &Output) -> (i32, String) {
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success(), "it should fail, but says: {errors}");

@@ -1,5 +1,6 @@
-//! Three daemons, each on a host of its own with a name, a network namespace and a certificate: a volume's owner, its peer, and the
-//! next peer in order of preference. Their network can be cut anywhere, in either direction.
+//! Three daemons, each on a host of its own with a name, a network namespace and a certificate: a
+//! volume's owner, its peer, and the next peer in order of preference. Their network can be cut
+//! anywhere, in either direction.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -29,7 +30,8 @@ pub const WORKLOAD_BYTES: u64 = 32 * MIB;
 const SYNC_MAX: Duration = Duration::from_secs(60);
 /// Longest wait of a probe for an answer. A host that answers later than that serves nobody.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
-/// The same of one on the host that is to serve: its first answer waits until the image has what only the logs had.
+/// The same of one on the host that is to serve: its first answer waits until the image has what
+/// only the logs had.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The manual, whose commands make the certificates.
 const MANUAL: &str = include_str!("../../docs/operations.md");
@@ -79,7 +81,8 @@ impl Trio {
         Trio::on_a_file(false)
     }
 
-    /// The same, where the hosts wait ten times as long for each other, so that a busy machine does not matter.
+    /// The same, where the hosts wait ten times as long for each other, so that a busy machine does
+    /// not matter.
     pub fn patient_on_file() -> Result<Trio, Error> {
         Trio::on_a_file(true)
     }
@@ -88,22 +91,39 @@ impl Trio {
         let scratch = Scratch::new("trio").map_err(io)?;
         let image = scratch.join("image");
         File::create(&image).and_then(|file| file.set_len(IMAGE_BYTES)).map_err(io)?;
-        let network = Network::up(HOSTS as u32, false, None).map_err(std::io::Error::other).map_err(io)?;
+        let network =
+            Network::up(HOSTS as u32, false, None).map_err(std::io::Error::other).map_err(io)?;
         let images = format!("file:{}", scratch.path().display());
-        Trio::start(scratch, Net::Bare(network), (&format!("file:{}", image.display()), &images), patient)
+        Trio::start(
+            scratch,
+            Net::Bare(network),
+            (&format!("file:{}", image.display()), &images),
+            patient,
+        )
     }
 
     /// The same on an image of a real cluster, whose monitor and OSD are nodes of the same network.
     pub fn on_ceph() -> Result<Trio, Box<dyn std::error::Error>> {
         let servers = Servers { count: HOSTS as u32 + 1, of_osds: vec![HOSTS as u32] };
-        let cluster = Cluster::up(&ClusterOptions { servers: Some(servers), ..ClusterOptions::for_tests() })?;
+        let cluster =
+            Cluster::up(&ClusterOptions { servers: Some(servers), ..ClusterOptions::for_tests() })?;
         cluster.rbd_create(VOLUME, IMAGE_BYTES)?;
         let uri = cluster.uri(VOLUME);
         let images = format!("rbd:{}?conf={}", cluster.pool(), cluster.conf().display());
-        Ok(Trio::start(Scratch::new("trio")?, Net::Ceph(Box::new(cluster)), (&uri, &images), false)?)
+        Ok(Trio::start(
+            Scratch::new("trio")?,
+            Net::Ceph(Box::new(cluster)),
+            (&uri, &images),
+            false,
+        )?)
     }
 
-    fn start(scratch: Scratch, net: Net, (uri, images): (&str, &str), patient: bool) -> Result<Trio, Error> {
+    fn start(
+        scratch: Scratch,
+        net: Net,
+        (uri, images): (&str, &str),
+        patient: bool,
+    ) -> Result<Trio, Error> {
         let mut trio = Trio { hosts: Vec::new(), owner: 0, net, scratch };
         manual(&trio.scratch, 0, "")?;
         for at in 0..HOSTS {
@@ -122,7 +142,8 @@ impl Trio {
         Ok(trio)
     }
 
-    /// Has a host serve one more volume, on a new file of this size, and waits until it has a second copy. Returns its report.
+    /// Has a host serve one more volume, on a new file of this size, and waits until it has a
+    /// second copy. Returns its report.
     ///
     /// # Errors
     /// It is not served, or has no copy in time.
@@ -158,7 +179,13 @@ impl Trio {
         let mut daemon = Daemon::new(arguments, place("log"))?;
         daemon.set_host(&format!("h{at}"));
         daemon.set_network(self.node(at).namespace().clone());
-        Ok(Host::new(daemon, Admin::new(place("admin")), place("nbd"), place("cache"), place("boot")))
+        Ok(Host::new(
+            daemon,
+            Admin::new(place("admin")),
+            place("nbd"),
+            place("cache"),
+            place("boot"),
+        ))
     }
 
     fn network(&self) -> &Network {
@@ -233,7 +260,8 @@ impl Trio {
     /// If the owner does not let it in.
     pub fn workload(&self, seed: u64) -> Workload {
         let mix = Mix { flushes: 1, ..Mix::default() };
-        let options = WorkloadOptions { mix, ..WorkloadOptions::new(rng::seed(seed), WORKLOAD_BYTES) };
+        let options =
+            WorkloadOptions { mix, ..WorkloadOptions::new(rng::seed(seed), WORKLOAD_BYTES) };
         let mut workload = Workload::new(options);
         workload.connect(&self.owner().socket, VOLUME).expect("connect");
         workload
@@ -266,7 +294,9 @@ impl Trio {
                 [at] => return Ok(at),
                 [] if start.elapsed() < limit => std::thread::sleep(Duration::from_millis(50)),
                 ref serving => {
-                    return Err(Error::Protocol(format!("hosts {serving:?} serve at the same moment")));
+                    return Err(Error::Protocol(format!(
+                        "hosts {serving:?} serve at the same moment"
+                    )));
                 }
             }
         }
@@ -305,7 +335,8 @@ impl Probe {
     }
 }
 
-/// Runs the manual's commands for certificates: the first ones make the authority, the next ones a host's certificate for `names`.
+/// Runs the manual's commands for certificates: the first ones make the authority, the next ones a
+/// host's certificate for `names`.
 fn manual(scratch: &Scratch, block: usize, names: &str) -> Result<(), Error> {
     let section = MANUAL.split("\n## Second copies").nth(1).expect("the section");
     let block = section.split("```sh\n").nth(1 + block).expect("a block");
@@ -313,7 +344,8 @@ fn manual(scratch: &Scratch, block: usize, names: &str) -> Result<(), Error> {
         .replace("/mnt/ca", &scratch.join("ca").display().to_string())
         .replace("/var/lib/tidepool/tls", &scratch.join("tls").display().to_string())
         .replace("DNS:h1,IP:10.0.0.1", names);
-    let output = Command::new("sh").args(["-euc", &commands]).stdin(Stdio::null()).output().map_err(io)?;
+    let output =
+        Command::new("sh").args(["-euc", &commands]).stdin(Stdio::null()).output().map_err(io)?;
     if output.status.success() {
         return Ok(());
     }

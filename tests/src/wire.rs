@@ -80,7 +80,8 @@ impl Wire {
     pub fn set(&self, mode: WireMode) {
         self.shared.mode.store(mode as u8, Ordering::SeqCst);
         if matches!(mode, WireMode::Cut | WireMode::Gone) {
-            let ends = std::mem::take(&mut *self.shared.ends.lock().expect("no thread panics with it"));
+            let ends =
+                std::mem::take(&mut *self.shared.ends.lock().expect("no thread panics with it"));
             // One that has ended by itself is as good.
             ends.iter().for_each(|end| drop(end.shutdown(Shutdown::Both)));
         }

@@ -1,11 +1,13 @@
-//! The service as it is shipped, under a real systemd in a guest: from the first start to the end of its machine.
+//! The service as it is shipped, under a real systemd in a guest: from the first start to the end
+//! of its machine.
 
 use std::time::Duration;
 
 use tidepool_testkit::guest::{Disk, Equipment, Guest, GuestImage, Own, machine};
 use tidepool_testkit::{Scratch, one_at_a_time};
 
-/// Longest time of one command in the guest, and of what starts or ends much: only what hangs takes so long.
+/// Longest time of one command in the guest, and of what starts or ends much: only what hangs takes
+/// so long.
 const COMMAND_MAX: Duration = Duration::from_secs(240);
 const START_MAX: Duration = Duration::from_secs(600);
 
@@ -32,14 +34,19 @@ RemainAfterExit=yes
 ExecStart=/usr/bin/true
 ExecStop=/usr/bin/sh /etc/guests-end
 ";
-const GUESTS_END: &str = "echo guests-see $(tidepool status | grep -c '^vm1 .*serving') of their disks\n";
+const GUESTS_END: &str =
+    "echo guests-see $(tidepool status | grep -c '^vm1 .*serving') of their disks\n";
 
 /// Waits until the machine has started what it starts.
 fn has_started(guest: &mut Guest) {
-    let (state, _) = guest.run_status("systemctl is-system-running --wait", START_MAX).expect("it starts");
-    let failed = guest.run("systemctl --failed --no-legend --plain --no-pager", COMMAND_MAX).expect("a list");
+    let (state, _) =
+        guest.run_status("systemctl is-system-running --wait", START_MAX).expect("it starts");
+    let failed = guest
+        .run("systemctl --failed --no-legend --plain --no-pager", COMMAND_MAX)
+        .expect("a list");
     let mounted =
-        guest.run_status("grep -q ^images /srv/images/readme", COMMAND_MAX).expect("an answer").1 == 0;
+        guest.run_status("grep -q ^images /srv/images/readme", COMMAND_MAX).expect("an answer").1
+            == 0;
     if !mounted || state.trim() != "running" {
         let log = guest.run("journalctl -b --no-pager -o cat -n 150", COMMAND_MAX).expect("a log");
         panic!("{}, failed {failed:?}: {log}", state.trim());
@@ -48,16 +55,18 @@ fn has_started(guest: &mut Guest) {
 
 /// A property of the service.
 fn property(guest: &mut Guest, name: &str) -> String {
-    let told =
-        guest.run(&format!("systemctl show -P {name} tidepool"), COMMAND_MAX).expect("systemctl answers");
+    let told = guest
+        .run(&format!("systemctl show -P {name} tidepool"), COMMAND_MAX)
+        .expect("systemctl answers");
     told.trim().to_owned()
 }
 
 /// Waits until a property has a value.
 fn wait_for(guest: &mut Guest, name: &str, value: &str) {
     let look = format!("[ \"$(systemctl show -P {name} tidepool)\" = \"{value}\" ]");
-    let wait =
-        format!("n=0; until {look}; do n=$((n + 1)); [ $n -lt 1500 ] || break; sleep 0.2; done; {look}");
+    let wait = format!(
+        "n=0; until {look}; do n=$((n + 1)); [ $n -lt 1500 ] || break; sleep 0.2; done; {look}"
+    );
     if let Err(error) = guest.run(&wait, START_MAX) {
         let log = guest.run("systemctl status tidepool; journalctl -n 20 --no-pager", COMMAND_MAX);
         panic!("{name} is not {value:?}: {error}: {}", log.unwrap_or_default());
@@ -67,14 +76,16 @@ fn wait_for(guest: &mut Guest, name: &str, value: &str) {
 /// Runs something with a volume as `/dev/nbd0`.
 #[track_caller]
 fn with_volume(guest: &mut Guest, volume: &str, work: &str) -> String {
-    let connect = format!("nbd-client -unix /run/tidepool/nbd.sock /dev/nbd0 -N {volume} >/tmp/nbd 2>&1");
+    let connect =
+        format!("nbd-client -unix /run/tidepool/nbd.sock /dev/nbd0 -N {volume} >/tmp/nbd 2>&1");
     guest.run(&connect, COMMAND_MAX).expect("a client of the volume");
     let told = guest.run(work, COMMAND_MAX).expect("the volume works");
     guest.run("nbd-client -d /dev/nbd0 >/tmp/nbd 2>&1", COMMAND_MAX).expect("disconnected");
     told
 }
 
-/// Writes a text over and over to the first blocks of a volume, whole blocks at a time: nothing is read for that.
+/// Writes a text over and over to the first blocks of a volume, whole blocks at a time: nothing is
+/// read for that.
 #[track_caller]
 fn write(guest: &mut Guest, volume: &str, text: &str) {
     let work = format!(
@@ -132,7 +143,8 @@ fn the_service_starts_serves_and_ends_under_systemd() {
         .expect("valid");
     guest.run("truncate -s 16M /var/images/vm1", COMMAND_MAX).expect("an image");
 
-    // The first start: one of two images is there. It is over when the daemon says that it is ready.
+    // The first start: one of two images is there. It is over when the daemon says that it is
+    // ready.
     guest
         .run("systemctl enable tidepool 2>/tmp/enable && systemctl start tidepool", START_MAX)
         .expect("started");
@@ -140,15 +152,17 @@ fn the_service_starts_serves_and_ends_under_systemd() {
     assert_eq!(property(&mut guest, "WatchdogUSec"), "1min");
     wait_for(&mut guest, "StatusText", "serving 1 of 2 volumes");
     let first = property(&mut guest, "MainPID");
-    let process = guest.run(&format!("grep -E 'Cap|Seccomp:|NoNew' /proc/{first}/status"), COMMAND_MAX);
+    let process =
+        guest.run(&format!("grep -E 'Cap|Seccomp:|NoNew' /proc/{first}/status"), COMMAND_MAX);
     let process = process.expect("its state");
     // CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_IPC_LOCK, CAP_SYS_NICE.
     let capabilities = 1 << 1 | 1 << 2 | 1 << 14 | 1 << 23;
     for line in ["NoNewPrivs:\t1", "Seccomp:\t2", &format!("CapBnd:\t{capabilities:016x}")] {
         assert!(process.contains(line), "no {line:?}: {process}");
     }
-    let (said, status) =
-        guest.run_status(&format!("nsenter -t {first} -m touch /usr/here"), COMMAND_MAX).expect("ran");
+    let (said, status) = guest
+        .run_status(&format!("nsenter -t {first} -m touch /usr/here"), COMMAND_MAX)
+        .expect("ran");
     assert!(status != 0 && said.contains("Read-only"), "{said}");
     let modes = "stat -c '%a %G %n' /run/tidepool/nbd.sock /run/tidepool/admin.sock /var/lib/tidepool/cache";
     let modes = guest.run(modes, COMMAND_MAX).expect("there");
@@ -160,7 +174,8 @@ fn the_service_starts_serves_and_ends_under_systemd() {
         assert!(modes.contains(line), "no {line:?}: {modes}");
     }
 
-    // In its sandbox it serves, and nobody else reads what it keeps beside the image until that has it.
+    // In its sandbox it serves, and nobody else reads what it keeps beside the image until that has
+    // it.
     write(&mut guest, "vm1", "first");
     assert!(holds(&mut guest, "vm1", "first"));
     guest.run("tidepool volume drain vm1 >/tmp/drain", COMMAND_MAX).expect("drained");
@@ -203,8 +218,9 @@ fn the_service_starts_serves_and_ends_under_systemd() {
         )
         .expect("a mistake");
     guest.run("rm /srv/gate", COMMAND_MAX).expect("an open gate");
-    let (_, status) =
-        guest.run_status("systemctl restart tidepool 2>/tmp/said", START_MAX).expect("systemctl ends");
+    let (_, status) = guest
+        .run_status("systemctl restart tidepool 2>/tmp/said", START_MAX)
+        .expect("systemctl ends");
     assert_ne!(status, 0, "it does not start");
     assert_eq!(property(&mut guest, "ExecMainStatus"), "2");
     assert_eq!(
@@ -213,11 +229,14 @@ fn the_service_starts_serves_and_ends_under_systemd() {
     );
     let log = guest.run("journalctl -u tidepool -n 5 --no-pager", COMMAND_MAX).expect("a log");
     assert!(log.contains("cannot use the configuration"), "{log}");
-    guest.run("cp /tmp/tidepool.toml /etc/tidepool/ && systemctl start tidepool", START_MAX).expect("mended");
+    guest
+        .run("cp /tmp/tidepool.toml /etc/tidepool/ && systemctl start tidepool", START_MAX)
+        .expect("mended");
     wait_for(&mut guest, "StatusText", "serving 2 of 2 volumes");
     assert!(holds(&mut guest, "vm1", "second"));
 
-    // The end of the machine: guests first, then the daemon, then what its images are on. The first flush after a start reaches the image.
+    // The end of the machine: guests first, then the daemon, then what its images are on. The first
+    // flush after a start reaches the image.
     write(&mut guest, "vm1", "second");
     guest.run("touch /srv/gate", COMMAND_MAX).expect("a closed gate");
     write(&mut guest, "vm1", "third");
@@ -228,8 +247,11 @@ fn the_service_starts_serves_and_ends_under_systemd() {
     guest.wait_end(START_MAX).expect("it ends");
     let mut guest = image.boot_machine(&disks).expect("the guest boots again");
     has_started(&mut guest);
-    let log = guest.run("journalctl -b -1 --no-pager -o cat", COMMAND_MAX).expect("the log of its last life");
-    let end = &log[log.rfind("guests-see").unwrap_or_else(|| panic!("nothing of the guests: {log}"))..];
+    let log = guest
+        .run("journalctl -b -1 --no-pager -o cat", COMMAND_MAX)
+        .expect("the log of its last life");
+    let end =
+        &log[log.rfind("guests-see").unwrap_or_else(|| panic!("nothing of the guests: {log}"))..];
     in_order(
         end,
         &[
@@ -243,7 +265,11 @@ fn the_service_starts_serves_and_ends_under_systemd() {
     // What systemd says itself comes to the journal in another way.
     in_order(
         end,
-        &["guests-see 1 of their disks", "Stopping tidepool.service", "Unmounting srv-images.mount"],
+        &[
+            "guests-see 1 of their disks",
+            "Stopping tidepool.service",
+            "Unmounting srv-images.mount",
+        ],
     );
     assert!(!log.contains("Failed unmounting"), "{log}");
 

@@ -1,7 +1,9 @@
-//! Power is lost: what was flushed is there, and what was not is lost only as a tail of the acknowledged order.
+//! Power is lost: what was flushed is there, and what was not is lost only as a tail of the
+//! acknowledged order.
 //!
-//! The cache file is copied right after a flush and again after further writes that were acknowledged and never flushed. A device with a
-//! volatile cache may hold any mixture of the two copies when the power fails; the daemon is started on such mixtures.
+//! The cache file is copied right after a flush and again after further writes that were
+//! acknowledged and never flushed. A device with a volatile cache may hold any mixture of the two
+//! copies when the power fails; the daemon is started on such mixtures.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -32,7 +34,8 @@ fn block(seed: u64, number: u64, version: u32) -> Vec<u8> {
     data
 }
 
-/// Writes `version` to the blocks in this order on one connection; returns the blocks in the order of their answers.
+/// Writes `version` to the blocks in this order on one connection; returns the blocks in the order
+/// of their answers.
 fn write_all(rig: &Rig, seed: u64, blocks: &[u64], version: u32) -> Vec<u64> {
     let (_, mut sender, mut receiver) = nbd::connect(&rig.socket, VOLUME).expect("connect");
     let mut answered = Vec::new();
@@ -61,8 +64,9 @@ fn take(receiver: &mut nbd::Receiver) -> u64 {
     cookie
 }
 
-/// Writes version 1 and flushes it, then writes version 2: the cache file between the two, and the blocks in the order of their
-/// last answers. `None` if something has synced the device since the flush.
+/// Writes version 1 and flushes it, then writes version 2: the cache file between the two, and the
+/// blocks in the order of their last answers. `None` if something has synced the device since the
+/// flush.
 fn write_unsynced(rig: &Rig, seed: u64, blocks: &[u64]) -> Option<(Vec<u8>, Vec<u64>)> {
     write_all(rig, seed, blocks, 1);
     rig.client().expect("connect").flush().expect("flush");
@@ -76,7 +80,9 @@ fn write_unsynced(rig: &Rig, seed: u64, blocks: &[u64]) -> Option<(Vec<u8>, Vec<
 fn mix(cache: &Path, old: &[u8], new: &[u8], rng: &mut Rng, percent_old: u64) {
     let file = std::fs::OpenOptions::new().write(true).open(cache).expect("the cache file");
     file.write_all_at(new, 0).expect("write");
-    for (index, (before, after)) in old.chunks(SECTOR_BYTES).zip(new.chunks(SECTOR_BYTES)).enumerate() {
+    for (index, (before, after)) in
+        old.chunks(SECTOR_BYTES).zip(new.chunks(SECTOR_BYTES)).enumerate()
+    {
         if before != after && rng.chance(percent_old) {
             file.write_all_at(before, (index * SECTOR_BYTES) as u64).expect("write");
         }
@@ -105,10 +111,14 @@ fn g3_what_was_not_flushed_is_lost_only_as_a_tail_of_the_acknowledged_order() {
         let mut client = rig.client().expect("connect");
         let mut cut = None;
         for (place, &number) in answered.iter().enumerate() {
-            let data =
-                client.read(number * BLOCK_BYTES as u64, BLOCK_BYTES).expect("no torn write is an error");
+            let data = client
+                .read(number * BLOCK_BYTES as u64, BLOCK_BYTES)
+                .expect("no torn write is an error");
             if data == block(seed, number, 2) {
-                assert_eq!(cut, None, "mixture {mixture}: write {place} is there, an earlier one is not");
+                assert_eq!(
+                    cut, None,
+                    "mixture {mixture}: write {place} is there, an earlier one is not"
+                );
             } else {
                 assert_eq!(
                     data,
@@ -157,7 +167,10 @@ fn g1_an_old_copy_of_the_cache_is_refused() {
     let before = [&image, &record].map(|path| std::fs::read(path).expect("a file"));
     rig.daemon.start().expect_err("the copy is refused");
     let log = rig.daemon.log();
-    assert!(log.contains("the cache device has lost data") && log.contains("tidepool recover"), "{log}");
+    assert!(
+        log.contains("the cache device has lost data") && log.contains("tidepool recover"),
+        "{log}"
+    );
     assert!(
         [&image, &record].map(|path| std::fs::read(path).expect("a file")) == before,
         "nothing is touched"

@@ -1,5 +1,5 @@
-//! Which cache may have an image: what the ownership record, and the notes of this host, say against
-//! an open.
+//! Which cache may have an image: what the ownership record, and the notes of this host, say
+//! against an open.
 
 use crate::api::OpenOptions;
 use crate::error::BackendError;
@@ -26,7 +26,11 @@ impl Ownership {
     }
 
     /// Refuses an image that another cache had last, if `unless_elsewhere` is set.
-    pub(crate) fn check_elsewhere(&self, what: &str, options: &OpenOptions) -> Result<(), BackendError> {
+    pub(crate) fn check_elsewhere(
+        &self,
+        what: &str,
+        options: &OpenOptions,
+    ) -> Result<(), BackendError> {
         match options.unless_elsewhere && !self.is_by(options.cache_uuid) {
             true => Err(BackendError::Elsewhere { what: what.into(), host: self.host.clone() }),
             false => Ok(()),
@@ -34,7 +38,11 @@ impl Ownership {
     }
 
     /// Refuses an image whose rollback was cut short, except to an open that rolls it back.
-    pub(crate) fn check_rolled_back(&self, what: &str, options: &OpenOptions) -> Result<(), BackendError> {
+    pub(crate) fn check_rolled_back(
+        &self,
+        what: &str,
+        options: &OpenOptions,
+    ) -> Result<(), BackendError> {
         match &self.rollback {
             Some(snapshot) if options.roll_back.is_none() => {
                 Err(BackendError::HalfRolledBack { what: what.into(), snapshot: snapshot.clone() })
@@ -45,8 +53,13 @@ impl Ownership {
 
     /// Refuses the owner's cache if it may lack data that the peer has: data that was only in the
     /// host's memory before a restart, or on a device that has failed.
-    pub(crate) fn check_whole(&self, what: &str, options: &OpenOptions) -> Result<(), BackendError> {
-        let is_owner = self.cache_uuid.as_bytes() == &options.cache_uuid && self.state != OwnerState::Clean;
+    pub(crate) fn check_whole(
+        &self,
+        what: &str,
+        options: &OpenOptions,
+    ) -> Result<(), BackendError> {
+        let is_owner =
+            self.cache_uuid.as_bytes() == &options.cache_uuid && self.state != OwnerState::Clean;
         let Some(peer) = self.peer.as_ref().filter(|_| is_owner) else { return Ok(()) };
         // A user who recovers the image without the cache has given up what is in the cache.
         let known = options.recover || options.whole_as_of == Some(self.generation);
@@ -61,13 +74,23 @@ impl Ownership {
     /// Refuses the owner's cache if its device has an older generation on record than it once had.
     /// Then the device has lost that the volume was attached, or removed and added again, and also
     /// everything later. Also refuses an image whose data this cache has given up.
-    pub(crate) fn check_known(&self, what: &str, options: &OpenOptions) -> Result<(), BackendError> {
+    pub(crate) fn check_known(
+        &self,
+        what: &str,
+        options: &OpenOptions,
+    ) -> Result<(), BackendError> {
         given_up::check(what, self, options)?;
-        let is_owner = self.cache_uuid.as_bytes() == &options.cache_uuid && self.state != OwnerState::Clean;
+        let is_owner =
+            self.cache_uuid.as_bytes() == &options.cache_uuid && self.state != OwnerState::Clean;
         let (Some(base), Some(known)) = (self.base, options.generation) else { return Ok(()) };
         // A volume that is only read has no generation, but a copy that was taken over has had one.
         let never = known == 0 && self.taken_from.is_none();
-        if !is_owner || self.superseded.is_some() || never || known == base || known >= self.generation {
+        if !is_owner
+            || self.superseded.is_some()
+            || never
+            || known == base
+            || known >= self.generation
+        {
             return Ok(());
         }
         let why = format!(
@@ -107,7 +130,8 @@ mod tests {
             assert!(record(state).check_owner("x", own).is_ok());
             assert_eq!(record(state).check_owner("x", other).is_ok(), state == OwnerState::Clean);
         }
-        let line = record(OwnerState::Dirty).check_owner("img", other).expect_err("not ours").to_string();
+        let line =
+            record(OwnerState::Dirty).check_owner("img", other).expect_err("not ours").to_string();
         assert!(
             line.contains(&own.to_string()) && line.contains(&host_name()) && !line.contains('\n'),
             "{line}"
@@ -117,7 +141,8 @@ mod tests {
     #[test]
     fn a_cache_that_has_forgotten_the_image_is_refused() {
         let uuid = [3; 16];
-        let knows = |generation| OpenOptions { cache_uuid: uuid, generation, ..OpenOptions::default() };
+        let knows =
+            |generation| OpenOptions { cache_uuid: uuid, generation, ..OpenOptions::default() };
         let added = Ownership::taken(Some(&record(OwnerState::Clean)), &knows(None));
         assert_eq!((added.generation, added.base), (8, Some(0)));
         let again = Ownership::taken(Some(&added), &knows(Some(8)));
@@ -125,9 +150,11 @@ mod tests {
         let cut = Ownership::taken(Some(&again), &knows(Some(8)));
         assert_eq!((cut.generation, cut.base), (10, Some(8)));
         let refused = |record: &Ownership, known| record.check_known("img", &knows(known)).is_err();
-        // The generation that the cache knew before, the generation that it was given, a volume that is
-        // only read, and a volume that is not there.
-        for (record, known) in [(&added, 8), (&added, 0), (&again, 8), (&again, 9), (&cut, 8), (&cut, 10)] {
+        // The generation that the cache knew before, the generation that it was given, a volume
+        // that is only read, and a volume that is not there.
+        for (record, known) in
+            [(&added, 8), (&added, 0), (&again, 8), (&again, 9), (&cut, 8), (&cut, 10)]
+        {
             assert!(!refused(record, Some(known)) && !refused(record, None), "{known}: {record:?}");
         }
         // The volume was removed before it was added, or the cache had got further.
@@ -136,9 +163,15 @@ mod tests {
             let released = Ownership { state: OwnerState::Clean, ..record.clone() };
             assert!(!refused(&released, Some(known)), "the image holds everything");
             let earlier = Ownership { base: None, ..record.clone() };
-            assert!(!refused(&earlier, Some(known)), "a record of an earlier version does not tell");
+            assert!(
+                !refused(&earlier, Some(known)),
+                "a record of an earlier version does not tell"
+            );
             let other = Ownership { cache_uuid: Uuid::nil(), ..record.clone() };
-            assert!(!refused(&other, Some(known)), "another cache's record says nothing about this one");
+            assert!(
+                !refused(&other, Some(known)),
+                "another cache's record says nothing about this one"
+            );
         }
         let line = again.check_known("img", &knows(Some(7))).expect_err("forgotten").to_string();
         assert!(
@@ -151,7 +184,9 @@ mod tests {
     fn an_owner_in_sync_whose_host_was_restarted_asks_its_peer_first() {
         let options = || OpenOptions { cache_uuid: OWNER, ..OpenOptions::default() };
         let (same, other) = (paired(), Ownership { boot_id: "another".into(), ..paired() });
-        let refused = |record: &Ownership, options: &OpenOptions| match record.check_whole("x", options) {
+        let refused = |record: &Ownership, options: &OpenOptions| match record
+            .check_whole("x", options)
+        {
             Ok(()) => false,
             Err(e @ BackendError::PeerFirst { generation: 7, .. }) => {
                 assert!(e.to_string().contains("while host elsewhere held the other copy"), "{e}");
@@ -169,9 +204,15 @@ mod tests {
         }
         assert!(!refused(&other.with_peer(None), &options()));
         for (generation, known) in [(6, false), (7, true), (8, false)] {
-            assert_eq!(!refused(&other, &OpenOptions { whole_as_of: Some(generation), ..options() }), known);
+            assert_eq!(
+                !refused(&other, &OpenOptions { whole_as_of: Some(generation), ..options() }),
+                known
+            );
         }
-        assert!(!refused(&other, &OpenOptions { recover: true, ..options() }), "the cache is given up");
+        assert!(
+            !refused(&other, &OpenOptions { recover: true, ..options() }),
+            "the cache is given up"
+        );
         assert!(
             !refused(&other, &OpenOptions { cache_uuid: PEER, ..options() }),
             "that is for others to say"

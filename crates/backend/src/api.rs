@@ -146,7 +146,9 @@ impl Transfer {
             Transfer::Write { offset, ptr, len } => {
                 Transfer::Write { offset, ptr, len: inside(offset, len as u64) as usize }
             }
-            Transfer::Discard { offset, len } => Transfer::Discard { offset, len: inside(offset, len) },
+            Transfer::Discard { offset, len } => {
+                Transfer::Discard { offset, len: inside(offset, len) }
+            }
             Transfer::WriteZeroes { offset, len } => {
                 Transfer::WriteZeroes { offset, len: inside(offset, len) }
             }
@@ -171,8 +173,8 @@ impl Transfer {
 pub struct Peer {
     /// Uuid of the cache device.
     pub cache_uuid: Uuid,
-    /// Boot id of its host, see [`crate::boot_id`]: data that was not on stable media is lost with the
-    /// next boot.
+    /// Boot id of its host, see [`crate::boot_id`]: data that was not on stable media is lost with
+    /// the next boot.
     pub boot_id: String,
     /// Name of its host, for messages.
     pub host: String,
@@ -186,8 +188,8 @@ impl Peer {
     /// Whether a record of the owner with this uuid can name this peer, and be read again.
     pub(crate) fn is_sound(&self, owner: Uuid) -> bool {
         let texts = [&self.boot_id, &self.host].into_iter();
-        let mut foreign =
-            texts.filter(|text| text.len() > PEER_TEXT_BYTES_MAX || text.contains(char::is_control));
+        let mut foreign = texts
+            .filter(|text| text.len() > PEER_TEXT_BYTES_MAX || text.contains(char::is_control));
         foreign.next().is_none() && !self.cache_uuid.is_nil() && self.cache_uuid != owner
     }
 }
@@ -235,7 +237,12 @@ pub trait Backend: Send {
     /// # Errors
     /// The backend has no snapshots, or the image may not be changed; then no outcome comes through
     /// [`Backend::completions`].
-    fn change_snapshot(&mut self, token: u64, name: &str, change: SnapshotChange) -> Result<(), IoError> {
+    fn change_snapshot(
+        &mut self,
+        token: u64,
+        name: &str,
+        change: SnapshotChange,
+    ) -> Result<(), IoError> {
         let _ = (token, name, change);
         Err(IoError::Errno(libc::ENOTSUP))
     }
@@ -259,8 +266,8 @@ pub trait Backend: Send {
     /// releases the image. May block for as long as the image is out of reach. A process that
     /// cannot wait may exit instead: lock, record and guard then stay in place, and the next
     /// [`open`](fn@crate::open) takes the image back as after a kill. Dropping a backend waits for
-    /// the transfers too, and leaves the record and the guard as they are. Completions that were not
-    /// fetched before are lost.
+    /// the transfers too, and leaves the record and the guard as they are. Completions that were
+    /// not fetched before are lost.
     ///
     /// # Errors
     /// The image could not be released, or the ownership record could not be changed.
@@ -320,12 +327,12 @@ pub struct OpenOptions {
     pub state_dir: Option<PathBuf>,
     /// The image is refused if another cache had it last, even if that cache has released it.
     pub unless_elsewhere: bool,
-    /// What [`crate::prepare`] has made ready for this image. If it is empty, the open does that work
-    /// itself.
+    /// What [`crate::prepare`] has made ready for this image. If it is empty, the open does that
+    /// work itself.
     pub prepared: Prepared,
     /// The image is another cache's, which is gone or is to be replaced: it is taken over first;
-    /// see [`crate::take_over`]. Once the record is changed the image is this cache's, even if the open
-    /// fails afterwards. An image that already is this cache's is opened as it is.
+    /// see [`crate::take_over`]. Once the record is changed the image is this cache's, even if the
+    /// open fails afterwards. An image that already is this cache's is opened as it is.
     pub take_over: Option<TakeOver>,
 }
 

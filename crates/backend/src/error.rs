@@ -150,7 +150,9 @@ pub enum BackendError {
         why: String,
     },
     /// A part of the redo is damaged or missing.
-    #[error("{what}: frame {frame} of group {group} of its redo is damaged or missing; nothing was changed")]
+    #[error(
+        "{what}: frame {frame} of group {group} of its redo is damaged or missing; nothing was changed"
+    )]
     Redo {
         /// Which image.
         what: String,

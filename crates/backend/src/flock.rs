@@ -29,8 +29,12 @@ pub(crate) fn lock(what: &str, file: &OwnedFd, read_only: bool) -> Result<(), Ba
         };
         if !dying || start.elapsed() > wait {
             let who = match holder {
-                Some(pid) if dying => format!("process {pid} died and its last requests do not complete"),
-                Some(pid) => format!("process {pid}{} holds its lock; stop that first", command_of(pid)),
+                Some(pid) if dying => {
+                    format!("process {pid} died and its last requests do not complete")
+                }
+                Some(pid) => {
+                    format!("process {pid}{} holds its lock; stop that first", command_of(pid))
+                }
                 None => "another process holds its lock; stop that first".into(),
             };
             return Err(BackendError::Locked { what: what.into(), holder: who });
@@ -40,7 +44,11 @@ pub(crate) fn lock(what: &str, file: &OwnedFd, read_only: bool) -> Result<(), Ba
 }
 
 /// `None` when the lock was taken, otherwise the process that holds it, as far as known.
-fn try_lock(what: &str, file: &OwnedFd, read_only: bool) -> Result<Option<Option<u32>>, BackendError> {
+fn try_lock(
+    what: &str,
+    file: &OwnedFd,
+    read_only: bool,
+) -> Result<Option<Option<u32>>, BackendError> {
     let operation = match read_only {
         true => FlockOperation::NonBlockingLockShared,
         false => FlockOperation::NonBlockingLockExclusive,
@@ -52,8 +60,8 @@ fn try_lock(what: &str, file: &OwnedFd, read_only: bool) -> Result<Option<Option
     }
 }
 
-/// Releases the lock. Closing the file would do that only if nothing else, not even the kernel for a
-/// moment, refers to the same open file description.
+/// Releases the lock. Closing the file would do that only if nothing else, not even the kernel for
+/// a moment, refers to the same open file description.
 pub(crate) fn unlock(file: &OwnedFd) {
     // Without a lock there is nothing to release.
     let _ = rustix::fs::flock(file, FlockOperation::Unlock);

@@ -49,10 +49,20 @@ impl GivenUp {
         (volume, image): (&str, &str),
         (bytes, seconds): (u64, f64),
     ) -> GivenUp {
-        let time_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+        let time_unix_s =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
         let (volume, image) = (volume.to_owned(), image.to_owned());
         let cache_uuid = Uuid::from_bytes(cache_uuid);
-        GivenUp { version: VERSION, cache_uuid, generation, volume, image, bytes, seconds, time_unix_s }
+        GivenUp {
+            version: VERSION,
+            cache_uuid,
+            generation,
+            volume,
+            image,
+            bytes,
+            seconds,
+            time_unix_s,
+        }
     }
 
     /// Writes the note to the directory of the ownership records of devices; `None` is
@@ -80,7 +90,8 @@ impl GivenUp {
 
     /// Whether the record is of the ownership whose data the note's cache has given up.
     fn is_of(&self, record: &Ownership) -> bool {
-        let generation = record.generation == self.generation || record.base == Some(self.generation);
+        let generation =
+            record.generation == self.generation || record.base == Some(self.generation);
         record.cache_uuid == self.cache_uuid && record.state != OwnerState::Clean && generation
     }
 }
@@ -90,16 +101,21 @@ fn prefix(cache_uuid: Uuid) -> String {
 }
 
 /// The notes of the record's cache about the record's image.
-fn of_record(record: &Ownership, state_dir: Option<&Path>) -> Result<Vec<(PathBuf, GivenUp)>, BackendError> {
+fn of_record(
+    record: &Ownership,
+    state_dir: Option<&Path>,
+) -> Result<Vec<(PathBuf, GivenUp)>, BackendError> {
     let mut found = Vec::new();
-    for path in sidecar::files(sidecar::state_dir(state_dir), "list the notes of what was given up")? {
+    for path in
+        sidecar::files(sidecar::state_dir(state_dir), "list the notes of what was given up")?
+    {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if !name.starts_with(&prefix(record.cache_uuid)) || !name.ends_with(".json") {
             continue;
         }
         let what = path.display().to_string();
-        let bytes =
-            fs::read(&path).map_err(|e| BackendError::io(&what, "read the note of what was given up", e))?;
+        let bytes = fs::read(&path)
+            .map_err(|e| BackendError::io(&what, "read the note of what was given up", e))?;
         let note: GivenUp = parse(&what, &bytes, VERSION)?;
         if note.is_of(record) {
             found.push((path, note));
@@ -109,12 +125,18 @@ fn of_record(record: &Ownership, state_dir: Option<&Path>) -> Result<Vec<(PathBu
 }
 
 /// Refuses an image whose newest data this cache has given up.
-pub(crate) fn check(what: &str, record: &Ownership, options: &OpenOptions) -> Result<(), BackendError> {
+pub(crate) fn check(
+    what: &str,
+    record: &Ownership,
+    options: &OpenOptions,
+) -> Result<(), BackendError> {
     let is_new = options.generation.unwrap_or(0) == 0 && !options.recover;
     if !is_new || !record.is_by(options.cache_uuid) || record.state == OwnerState::Clean {
         return Ok(());
     }
-    let Some((_, note)) = of_record(record, options.state_dir.as_deref())?.pop() else { return Ok(()) };
+    let Some((_, note)) = of_record(record, options.state_dir.as_deref())?.pop() else {
+        return Ok(());
+    };
     let GivenUp { volume, bytes, seconds, time_unix_s, .. } = &note;
     let why = format!(
         "this cache has given up {bytes} bytes that were written to it (volume {volume}, over {seconds:.0} s) while it was out of \
@@ -128,7 +150,8 @@ pub(crate) fn check(what: &str, record: &Ownership, options: &OpenOptions) -> Re
 pub(crate) fn forget(record: &Ownership, state_dir: Option<&Path>) {
     let forgotten = of_record(record, state_dir).and_then(|notes| {
         notes.into_iter().try_for_each(|(path, _)| {
-            fs::remove_file(&path).map_err(|e| BackendError::io(path.display(), "remove the note", e))
+            fs::remove_file(&path)
+                .map_err(|e| BackendError::io(path.display(), "remove the note", e))
         })
     });
     if let Err(error) = forgotten {
@@ -151,9 +174,14 @@ mod tests {
         };
         let record = Ownership::new(4, Uuid::from_bytes(uuid), OwnerState::Open);
         check("img", &record, &as_new).expect("nothing was given up");
-        GivenUp::new(uuid, 4, ("vm1", "rbd:p/i"), (4096, 12.0)).write(Some(dir.path())).expect("written");
+        GivenUp::new(uuid, 4, ("vm1", "rbd:p/i"), (4096, 12.0))
+            .write(Some(dir.path()))
+            .expect("written");
         let told = check("img", &record, &as_new).expect_err("it was given up").to_string();
-        assert!(told.contains("4096 bytes") && told.contains("vm1") && told.contains("recover"), "{told}");
+        assert!(
+            told.contains("4096 bytes") && told.contains("vm1") && told.contains("recover"),
+            "{told}"
+        );
         // Attempts to open it that were cut short have raised the generation.
         let cut = Ownership { generation: 6, base: Some(4), ..record.clone() };
         assert!(check("img", &cut, &as_new).is_err());
@@ -164,8 +192,10 @@ mod tests {
         ] {
             check("img", &other, &as_new).expect("another image");
         }
-        check("img", &record, &OpenOptions { generation: Some(4), ..as_new.clone() }).expect("it is known");
-        check("img", &record, &OpenOptions { recover: true, ..as_new.clone() }).expect("it is being freed");
+        check("img", &record, &OpenOptions { generation: Some(4), ..as_new.clone() })
+            .expect("it is known");
+        check("img", &record, &OpenOptions { recover: true, ..as_new.clone() })
+            .expect("it is being freed");
         forget(&record, Some(dir.path()));
         check("img", &record, &as_new).expect("forgotten");
     }

@@ -55,7 +55,9 @@ pub(crate) fn export(uri: &NbdUri) -> NbdUri {
             let socket = fs::canonicalize(socket).unwrap_or_else(|_| resolved(socket));
             Transport::Unix { socket }
         }
-        Transport::Tcp { host, port } => Transport::Tcp { host: host.to_ascii_lowercase(), port: *port },
+        Transport::Tcp { host, port } => {
+            Transport::Tcp { host: host.to_ascii_lowercase(), port: *port }
+        }
     };
     NbdUri { transport, export: uri.export.clone() }
 }
@@ -93,7 +95,8 @@ mod tests {
         let (socket, link) = (dir.join("s"), dir.join("link"));
         fs::write(&socket, "").expect("a file");
         std::os::unix::fs::symlink(&socket, &link).expect("a link");
-        let at = |path: &Path, name: &str| of(&format!("nbd+unix:///{name}?socket={}", path.display()));
+        let at =
+            |path: &Path, name: &str| of(&format!("nbd+unix:///{name}?socket={}", path.display()));
         assert_eq!(at(&link, "a"), at(&socket, "a"));
         assert_eq!(
             at(&dir.join("../").join(dir.file_name().expect("a name")).join("s"), "a"),

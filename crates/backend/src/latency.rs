@@ -155,7 +155,8 @@ impl Model {
         for copy in 1..self.pool.copies {
             // Equal distances in the ring of devices: the copies of an object are on different
             // devices, and on different hosts if three hosts have four devices each.
-            let device = (primary + copy * (self.pool.devices / self.pool.copies)) % self.pool.devices;
+            let device =
+                (primary + copy * (self.pool.devices / self.pool.copies)) % self.pool.devices;
             let copy_ns = self.serve(device, arrival_ns + half_network_ns, kind, offset, bytes);
             done_ns = done_ns.max(copy_ns + half_network_ns);
         }
@@ -168,15 +169,22 @@ impl Model {
     }
 
     /// Occupies a lane of a device; returns when the operation is done there, in nanoseconds.
-    fn serve(&mut self, device: usize, arrival_ns: u64, kind: Kind, offset: u64, bytes: u64) -> u64 {
+    fn serve(
+        &mut self,
+        device: usize,
+        arrival_ns: u64,
+        kind: Kind,
+        offset: u64,
+        bytes: u64,
+    ) -> u64 {
         let (median_ns, sigma, later_ns) = match kind {
             Kind::Read => (self.pool.read_ns, self.pool.read_sigma, 0.0),
             _ => (self.pool.write_ns, self.pool.write_sigma, self.pool.later_ns),
         };
         let sequential = self.devices[device].last_end == offset;
         let median_ns = if sequential { self.pool.sequential_ns } else { median_ns };
-        let service_ns =
-            median_ns * (sigma * self.normal()).exp() + bytes as f64 / self.pool.device_bytes_per_ns;
+        let service_ns = median_ns * (sigma * self.normal()).exp()
+            + bytes as f64 / self.pool.device_bytes_per_ns;
         let lanes = &mut self.devices[device].free_ns[..self.pool.lanes];
         let lane = lanes.iter_mut().min().expect("a device has a lane");
         let done_ns = arrival_ns.max(*lane) + service_ns as u64;

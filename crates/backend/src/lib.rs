@@ -59,12 +59,15 @@ mod sweep;
 mod uri;
 
 pub use api::{
-    Backend, INFLIGHT_MAX, Layout, OpenOptions, Opened, Parent, Peer, Prepared, Release, TakeOver, Transfer,
+    Backend, INFLIGHT_MAX, Layout, OpenOptions, Opened, Parent, Peer, Prepared, Release, TakeOver,
+    Transfer,
 };
 pub use error::BackendError;
 pub use given_up::GivenUp;
 pub use identity::{Identity, identity};
-pub use open::{abandon, check, confirm, open, ownership, ownership_by, prepare, snapshots, take_over};
+pub use open::{
+    abandon, check, confirm, open, ownership, ownership_by, prepare, snapshots, take_over,
+};
 pub use private::open_private;
 pub use rbd::{Client as RadosClient, FENCE_NS_MIN};
 pub use record::{Clients, Copies, Fenced, ImageStamp, OwnerState, Ownership, boot_id, host_name};

@@ -19,7 +19,8 @@ use std::path::Path;
 /// rollback has begun ([`OpenOptions::roll_back`]).
 pub fn open(uri: &BackendUri, options: OpenOptions) -> Result<Opened, BackendError> {
     if let (Some(how), BackendUri::File { .. } | BackendUri::Nbd(_)) = (&options.take_over, uri)
-        && !ownership(uri, how.state_dir.as_deref())?.is_some_and(|record| record.is_by(how.cache_uuid))
+        && !ownership(uri, how.state_dir.as_deref())?
+            .is_some_and(|record| record.is_by(how.cache_uuid))
     {
         take_over(uri, how)?;
     }
@@ -63,7 +64,10 @@ pub fn prepare(uri: &BackendUri) -> Result<Prepared, BackendError> {
 ///
 /// # Errors
 /// The image cannot be found, or its record cannot be read.
-pub fn ownership(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Option<Ownership>, BackendError> {
+pub fn ownership(
+    uri: &BackendUri,
+    state_dir: Option<&Path>,
+) -> Result<Option<Ownership>, BackendError> {
     match uri {
         BackendUri::Rbd { .. } => rbd::record(uri, &Prepared::default()),
         _ => look(uri, state_dir).map(|(_, record, _)| record),
@@ -75,7 +79,10 @@ pub fn ownership(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Option<Ow
 ///
 /// # Errors
 /// As for [`ownership`].
-pub fn ownership_by(uri: &BackendUri, prepared: &Prepared) -> Result<Option<Ownership>, BackendError> {
+pub fn ownership_by(
+    uri: &BackendUri,
+    prepared: &Prepared,
+) -> Result<Option<Ownership>, BackendError> {
     match uri {
         BackendUri::Rbd { .. } => rbd::record(uri, prepared),
         _ => ownership(uri, None),
@@ -118,7 +125,9 @@ pub fn confirm(
         BackendUri::File { path, .. } => file::confirm(path, state_dir, record),
         BackendUri::Rbd { .. } | BackendUri::Nbd(_) => Err(BackendError::Unsupported {
             what: uri.to_string(),
-            why: "there is nothing to confirm: only a file or a device may be taken for another one".into(),
+            why:
+                "there is nothing to confirm: only a file or a device may be taken for another one"
+                    .into(),
         }),
     }
 }
@@ -129,7 +138,10 @@ pub fn confirm(
 ///
 /// # Errors
 /// The owner is still running, and as for [`open`].
-pub fn abandon(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Option<Ownership>, BackendError> {
+pub fn abandon(
+    uri: &BackendUri,
+    state_dir: Option<&Path>,
+) -> Result<Option<Ownership>, BackendError> {
     let before = match uri {
         BackendUri::File { path, .. } => file::abandon(path, state_dir),
         BackendUri::Rbd { .. } => rbd::abandon(uri),
@@ -150,11 +162,16 @@ pub fn check(uri: &BackendUri, options: &OpenOptions) -> CheckReport {
         BackendUri::File { path, emulate, gate } => {
             file::check(path, options, &mut report);
             if emulate.is_some() {
-                report
-                    .warn("latency", "emulated: the file plays a replicated pool and survives no power loss");
+                report.warn(
+                    "latency",
+                    "emulated: the file plays a replicated pool and survives no power loss",
+                );
             }
             if let Some(gate) = gate {
-                report.warn("gate", format!("stopped while {} exists; a facility for tests", gate.display()));
+                report.warn(
+                    "gate",
+                    format!("stopped while {} exists; a facility for tests", gate.display()),
+                );
             }
         }
         BackendUri::Rbd { .. } => rbd::check(uri, options, &mut report),

@@ -125,7 +125,9 @@ impl Paced {
     }
 
     fn is_idle(&self) -> bool {
-        self.free.len() == INFLIGHT_MAX && self.waiting.is_empty() && matches!(self.naming, Naming::Idle)
+        self.free.len() == INFLIGHT_MAX
+            && self.waiting.is_empty()
+            && matches!(self.naming, Naming::Idle)
     }
 
     fn gate_closed(&self) -> bool {
@@ -142,9 +144,10 @@ impl Paced {
             Transfer::Write { offset, len, .. } => (Kind::Write, offset, len as u64),
             Transfer::Discard { offset, len } => (Kind::Trim, offset, len),
             Transfer::WriteZeroes { offset, len } => (Kind::Trim, offset, len),
-            Transfer::Flush | Transfer::Disown | Transfer::Snapshot { .. } | Transfer::Resize { .. } => {
-                (Kind::Flush, 0, 0)
-            }
+            Transfer::Flush
+            | Transfer::Disown
+            | Transfer::Snapshot { .. }
+            | Transfer::Resize { .. } => (Kind::Flush, 0, 0),
             // The redo is beside the image, one frame behind the other.
             Transfer::RedoWrite { frame, len, .. } => {
                 (Kind::Write, REDO_OFFSET + u64::from(frame) * len as u64, len as u64)
@@ -153,7 +156,8 @@ impl Paced {
                 (Kind::Write, REDO_OFFSET / 2, 4096)
             }
         };
-        let due_ns = self.model.as_mut().map_or(0, |model| model.done_ns(now_ns(), kind, offset, len));
+        let due_ns =
+            self.model.as_mut().map_or(0, |model| model.done_ns(now_ns(), kind, offset, len));
         let index = self.free.pop().expect("a free slot, as checked by submit");
         self.slots[usize::from(index)] = Slot { token, due_ns, result: Ok(()) };
         // SAFETY: the caller's promise is passed on.
@@ -162,7 +166,8 @@ impl Paced {
 
     /// Hands a change of the ownership record to the inner backend.
     fn name(&mut self, token: u64, peer: Option<Peer>) {
-        let done_ns = |model: &mut Model| model.done_ns(now_ns(), Kind::Write, REDO_OFFSET / 2, 4096);
+        let done_ns =
+            |model: &mut Model| model.done_ns(now_ns(), Kind::Write, REDO_OFFSET / 2, 4096);
         let due_ns = self.model.as_mut().map_or(0, done_ns);
         self.slots[usize::from(PEER_SLOT)] = Slot { token, due_ns, result: Ok(()) };
         self.naming = Naming::Started;
@@ -180,8 +185,10 @@ impl Paced {
             (false, Some(Reverse((due_ns, _)))) => (*due_ns).max(1),
             (false, None) => 0,
         };
-        let value =
-            Timespec { tv_sec: (at_ns / 1_000_000_000) as i64, tv_nsec: (at_ns % 1_000_000_000) as i64 };
+        let value = Timespec {
+            tv_sec: (at_ns / 1_000_000_000) as i64,
+            tv_nsec: (at_ns % 1_000_000_000) as i64,
+        };
         let spec = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
         rustix::time::timerfd_settime(&self.clock.timer, TimerfdTimerFlags::ABSTIME, &spec)
             .expect("a valid time for our own timer");
@@ -198,7 +205,10 @@ impl Backend for Paced {
     }
 
     unsafe fn submit(&mut self, token: u64, transfer: Transfer) {
-        assert!(self.waiting.len() < self.free.len(), "more than {INFLIGHT_MAX} transfers in flight");
+        assert!(
+            self.waiting.len() < self.free.len(),
+            "more than {INFLIGHT_MAX} transfers in flight"
+        );
         let closed = self.gate_closed();
         if closed || !self.waiting.is_empty() {
             self.waiting.push_back((token, transfer));

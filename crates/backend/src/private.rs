@@ -54,7 +54,9 @@ mod tests {
     fn a_private_file_is_this_users_alone_and_stands_where_it_is_named() {
         let dir = tempfile::tempdir().expect("a directory");
         let at = |name: &str| dir.path().join(name);
-        let mode = |name: &str| fs::symlink_metadata(at(name)).expect("a file").permissions().mode() & 0o7777;
+        let mode = |name: &str| {
+            fs::symlink_metadata(at(name)).expect("a file").permissions().mode() & 0o7777
+        };
         open_private(&at("new")).and_then(|mut file| file.write_all(b"one")).expect("written");
         assert_eq!(mode("new"), 0o600);
         fs::set_permissions(at("new"), PermissionsExt::from_mode(0o644)).expect("readable");
@@ -79,7 +81,9 @@ mod tests {
             fs::write(at("theirs"), "").expect("a file");
             std::os::unix::fs::chown(at("theirs"), Some(65534), None).expect("given away");
             let held = File::open(at("theirs")).expect("its owner may keep it open");
-            open_private(&at("theirs")).and_then(|mut file| file.write_all(b"ours")).expect("written");
+            open_private(&at("theirs"))
+                .and_then(|mut file| file.write_all(b"ours"))
+                .expect("written");
             assert_eq!(held.metadata().expect("a file").len(), 0, "it is another file");
         }
     }

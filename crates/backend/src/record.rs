@@ -45,7 +45,8 @@ const FORMER_MAX: usize = 8;
 const ROLLBACK_BYTES_MAX: usize = 255;
 
 /// Text of [`Ownership::superseded`] when the image goes on without its cache.
-const CACHE_FAILED: &str = "the cache device had failed, and the image has been changed without it since";
+const CACHE_FAILED: &str =
+    "the cache device had failed, and the image has been changed without it since";
 
 /// State in which the owner left the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -193,19 +194,29 @@ impl Ownership {
         let generation = before.map_or(1, |before| before.generation.saturating_add(1));
         let cache_uuid = Uuid::from_bytes(options.cache_uuid);
         let base = Some(options.generation.unwrap_or(0));
-        let goes_on =
-            |before: &&Ownership| before.cache_uuid == cache_uuid && before.state != OwnerState::Clean;
+        let goes_on = |before: &&Ownership| {
+            before.cache_uuid == cache_uuid && before.state != OwnerState::Clean
+        };
         let former = before.filter(goes_on).map(|before| before.former.clone()).unwrap_or_default();
         let hides = before.is_some_and(|before| before.hides);
         let clients = before.map(|before| before.clients.kept_away()).unwrap_or_default();
-        Ownership { base, former, hides, clients, ..Ownership::new(generation, cache_uuid, OwnerState::Open) }
+        Ownership {
+            base,
+            former,
+            hides,
+            clients,
+            ..Ownership::new(generation, cache_uuid, OwnerState::Open)
+        }
     }
 
     /// The record with which the peer takes the image over.
     pub(crate) fn taken_over(&self, what: &str, how: &TakeOver) -> Result<Ownership, BackendError> {
         let refused = |why: String| Err(BackendError::NotPeer { what: what.into(), why });
         if self.generation != how.generation {
-            return refused(format!("it is of generation {}, not {}", self.generation, how.generation));
+            return refused(format!(
+                "it is of generation {}, not {}",
+                self.generation, how.generation
+            ));
         }
         let cache_uuid = Uuid::from_bytes(how.cache_uuid);
         let Some(peer) = self.peer.as_ref().filter(|_| self.superseded.is_none()) else {
@@ -215,7 +226,10 @@ impl Ownership {
             ));
         };
         if peer.cache_uuid != cache_uuid {
-            return refused(format!("the other copy is in cache {} on host {}", peer.cache_uuid, peer.host));
+            return refused(format!(
+                "the other copy is in cache {} on host {}",
+                peer.cache_uuid, peer.host
+            ));
         }
         if !how.accept_loss && !is_this_boot(&peer.boot_id) {
             let host = &self.host;
@@ -344,9 +358,11 @@ impl Ownership {
     /// Reads a record; `what` names the record in errors.
     pub(crate) fn from_json(what: &str, bytes: &[u8]) -> Result<Ownership, BackendError> {
         let mut record: Ownership = parse(what, bytes, VERSION).map_err(|error| match error {
-            BackendError::Newer { what, version, known } => {
-                BackendError::Newer { what: format!("{what}: the ownership record"), version, known }
-            }
+            BackendError::Newer { what, version, known } => BackendError::Newer {
+                what: format!("{what}: the ownership record"),
+                version,
+                known,
+            },
             other => other,
         })?;
         let bad = |why: &str| {
@@ -385,7 +401,8 @@ impl Ownership {
 
     pub(crate) fn to_json(&self) -> Vec<u8> {
         let record = self.clone().versioned();
-        let mut json = serde_json::to_vec_pretty(&record).expect("a record of plain fields is serialisable");
+        let mut json =
+            serde_json::to_vec_pretty(&record).expect("a record of plain fields is serialisable");
         json.push(b'\n');
         json
     }
@@ -403,7 +420,8 @@ impl Ownership {
     /// Whether a guard on the image was left by a kill: the image holds everything, and the record
     /// names no cache or has claims.
     pub(crate) fn left_guard(&self) -> bool {
-        self.state == OwnerState::Clean && (self.cache_uuid.is_nil() || !self.clients.claims.is_empty())
+        self.state == OwnerState::Clean
+            && (self.cache_uuid.is_nil() || !self.clients.claims.is_empty())
     }
 }
 
@@ -424,7 +442,11 @@ fn peer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Peer>, D::E
 
 /// Reads one of our JSON documents: a record, a header or note of a redo, or a note of data that
 /// was given up. `what` names it in errors; `known` is the newest version of it that can be read.
-pub(crate) fn parse<T: DeserializeOwned>(what: &str, bytes: &[u8], known: u32) -> Result<T, BackendError> {
+pub(crate) fn parse<T: DeserializeOwned>(
+    what: &str,
+    bytes: &[u8],
+    known: u32,
+) -> Result<T, BackendError> {
     let bad = |why: String| BackendError::Record { what: what.into(), why };
     #[derive(Deserialize)]
     struct Versioned {
@@ -432,14 +454,19 @@ pub(crate) fn parse<T: DeserializeOwned>(what: &str, bytes: &[u8], known: u32) -
     }
     // The error repeats parts of the document, which may contain anything.
     let unreadable = |e: serde_json::Error| {
-        bad(format!("cannot be read ({}); see who wrote it before removing it", printable(&e.to_string())))
+        bad(format!(
+            "cannot be read ({}); see who wrote it before removing it",
+            printable(&e.to_string())
+        ))
     };
     let Versioned { version } = serde_json::from_slice(bytes).map_err(unreadable)?;
     if version > known {
         return Err(BackendError::Newer { what: what.into(), version, known });
     }
     if version == 0 {
-        return Err(bad("has version 0, which there never was; see who wrote it before removing it".into()));
+        return Err(bad(
+            "has version 0, which there never was; see who wrote it before removing it".into(),
+        ));
     }
     serde_json::from_slice(bytes).map_err(unreadable)
 }

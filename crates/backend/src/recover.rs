@@ -52,7 +52,8 @@ pub fn recover(
         wait_for_owner(uri)?;
     }
     let (what, record, shelf) = look(uri, state_dir)?;
-    let mut recovered = Recovered { given_up: record.clone(), exact: true, groups: 0, bytes: 0, loss: None };
+    let mut recovered =
+        Recovered { given_up: record.clone(), exact: true, groups: 0, bytes: 0, loss: None };
     let Some(record) = record.filter(|record| record.state != OwnerState::Clean) else {
         recovered.given_up = if look_only { None } else { abandon(uri, state_dir)? };
         return Ok(recovered);
@@ -105,7 +106,10 @@ pub fn recover(
 ///
 /// # Errors
 /// The image cannot be found, or the record or redo beside it cannot be read.
-pub fn progress(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Option<Progress>, BackendError> {
+pub fn progress(
+    uri: &BackendUri,
+    state_dir: Option<&Path>,
+) -> Result<Option<Progress>, BackendError> {
     let (what, record, shelf) = look(uri, state_dir)?;
     record.map_or(Ok(None), |record| redo::progress(&what, &*shelf, &record))
 }
@@ -166,7 +170,11 @@ fn apply(
             IoError::Full => libc::ENOSPC,
             IoError::Fenced => libc::ESHUTDOWN,
         };
-        BackendError::io(what, "write the redo into the image", std::io::Error::from_raw_os_error(errno))
+        BackendError::io(
+            what,
+            "write the redo into the image",
+            std::io::Error::from_raw_os_error(errno),
+        )
     };
     let mut result = redo::replay(what, shelf, &found.header, &mut |changes| {
         let mut transfers = Vec::new();
@@ -179,17 +187,27 @@ fn apply(
                     let ptr = buf[used..].as_ptr();
                     used += BLOCK_BYTES;
                     match transfers.last_mut() {
-                        Some(Transfer::Write { offset, len, .. }) if *offset + *len as u64 == at * block => {
+                        Some(Transfer::Write { offset, len, .. })
+                            if *offset + *len as u64 == at * block =>
+                        {
                             *len += BLOCK_BYTES;
                         }
-                        _ => transfers.push(Transfer::Write { offset: at * block, ptr, len: BLOCK_BYTES }),
+                        _ => transfers.push(Transfer::Write {
+                            offset: at * block,
+                            ptr,
+                            len: BLOCK_BYTES,
+                        }),
                     }
                 }
                 Change::Zeroes(at, n, true) => {
-                    transfers.push(Transfer::WriteZeroes { offset: at * block, len: u64::from(n) * block });
+                    transfers.push(Transfer::WriteZeroes {
+                        offset: at * block,
+                        len: u64::from(n) * block,
+                    });
                 }
                 Change::Zeroes(at, n, false) => {
-                    transfers.push(Transfer::Discard { offset: at * block, len: u64::from(n) * block });
+                    transfers
+                        .push(Transfer::Discard { offset: at * block, len: u64::from(n) * block });
                 }
             }
         }

@@ -118,12 +118,21 @@ impl Header {
     fn empty(generation: u64, cache_uuid: Uuid) -> Header {
         let cut_unix_ms = unix_ms();
         let groups = Vec::new();
-        Header { version: VERSION, generation, cache_uuid, groups, next: 1, sequence: 0, cut_unix_ms }
+        Header {
+            version: VERSION,
+            generation,
+            cache_uuid,
+            groups,
+            next: 1,
+            sequence: 0,
+            cut_unix_ms,
+        }
     }
 
     /// Reads the header of a shelf; `what` names the image in errors.
     pub(crate) fn read(what: &str, shelf: &dyn Shelf) -> Result<Option<Header>, BackendError> {
-        let bytes = shelf.header().map_err(|e| BackendError::io(what, "read the header of its redo", e))?;
+        let bytes =
+            shelf.header().map_err(|e| BackendError::io(what, "read the header of its redo", e))?;
         bytes.map(|bytes| record::parse(&format!("{what} (redo)"), &bytes, VERSION)).transpose()
     }
 
@@ -141,8 +150,12 @@ impl Note {
     /// Reads the note of a shelf; `what` names the image in errors. A note that a power failure has
     /// torn counts as missing. A note of a newer version is refused.
     fn read(what: &str, shelf: &dyn Shelf) -> Result<Option<Note>, BackendError> {
-        let bytes = shelf.note().map_err(|e| BackendError::io(what, "read the owner's last note", e))?;
-        match bytes.map(|bytes| record::parse(&format!("{what} (redo)"), &bytes, VERSION)).transpose() {
+        let bytes =
+            shelf.note().map_err(|e| BackendError::io(what, "read the owner's last note", e))?;
+        match bytes
+            .map(|bytes| record::parse(&format!("{what} (redo)"), &bytes, VERSION))
+            .transpose()
+        {
             Err(newer @ BackendError::Newer { .. }) => Err(newer),
             Err(_torn) => Ok(None),
             known => known,
@@ -163,18 +176,25 @@ pub(crate) fn check_cache(
     let Some(header) = find_header(what, shelf, record)? else { return Ok(()) };
     // The note of a former owner says what that owner's cache had, which may be ahead of what both
     // caches had.
-    let own = |note: &Note| note.generation >= header.generation && header.cache_uuid == record.cache_uuid;
+    let own = |note: &Note| {
+        note.generation >= header.generation && header.cache_uuid == record.cache_uuid
+    };
     let note = Note::read(what, shelf)?.filter(own);
     let known = note.map_or(0, |note| note.durable).max(header.sequence);
     if known <= sequence {
         return Ok(());
     }
-    let why = format!("its newest record is {sequence}, and it once had record {known} on stable media");
+    let why =
+        format!("its newest record is {sequence}, and it once had record {known} on stable media");
     Err(BackendError::Behind { what: what.into(), why })
 }
 
 /// The header of the redo, if the redo belongs to the record's owner.
-fn find_header(what: &str, shelf: &dyn Shelf, record: &Ownership) -> Result<Option<Header>, BackendError> {
+fn find_header(
+    what: &str,
+    shelf: &dyn Shelf,
+    record: &Ownership,
+) -> Result<Option<Header>, BackendError> {
     Ok(Header::read(what, shelf)?.filter(|header| record.owns_redo_of(header.cache_uuid)))
 }
 
@@ -200,12 +220,14 @@ pub(crate) fn clear(what: &str, shelf: &dyn Shelf, generation: u64) -> Result<()
     Ok(())
 }
 
-/// Removes what earlier removals have left of groups before `first`, because they failed or were cut
-/// short. No header names these groups any more, so they take room and do no other harm.
+/// Removes what earlier removals have left of groups before `first`, because they failed or were
+/// cut short. No header names these groups any more, so they take room and do no other harm.
 fn sweep(what: &str, shelf: &dyn Shelf, first: (u64, u64)) {
     let removed = shelf.groups().and_then(|groups| {
         let mut result = Ok(());
-        for (generation, group) in groups.unwrap_or_default().into_iter().filter(|group| *group < first) {
+        for (generation, group) in
+            groups.unwrap_or_default().into_iter().filter(|group| *group < first)
+        {
             result = result.and(shelf.remove_group(generation, group, None));
         }
         result
@@ -225,7 +247,8 @@ fn not_removed(what: &str, removed: io::Result<()>) {
 fn remove_groups(shelf: &dyn Shelf, header: &Header, keep: u64, generation: u64) -> io::Result<()> {
     let known = header.groups.iter().map(|group| (group.group, Some(group.frames)));
     let mut result = Ok(());
-    for (group, frames) in known.chain([(header.next, None)]).filter(|&(group, _)| keep == 0 || group < keep)
+    for (group, frames) in
+        known.chain([(header.next, None)]).filter(|&(group, _)| keep == 0 || group < keep)
     {
         result = result.and(shelf.remove_group(header.generation, group, frames));
     }
@@ -314,7 +337,8 @@ impl Writer {
         let queue = Arc::new(Mutex::new(queue));
         let wake = Arc::new(wake);
         let work = || {
-            let (shelf, queue, outcomes) = (Arc::clone(&shelf), Arc::clone(&queue), Arc::clone(&outcomes));
+            let (shelf, queue, outcomes) =
+                (Arc::clone(&shelf), Arc::clone(&queue), Arc::clone(&outcomes));
             let (what, wake) = (what.to_owned(), Arc::clone(&wake));
             move || {
                 while let Some(job) = next(&queue) {
@@ -327,7 +351,15 @@ impl Writer {
         };
         let thread = |_| std::thread::Builder::new().name("redo".into()).spawn(work());
         let threads = (0..WRITERS).map(thread).collect::<io::Result<Vec<_>>>().map_err(failed)?;
-        Ok(Writer { generation, cache_uuid, header, jobs: Some(jobs), threads, outcomes, in_flight: 0 })
+        Ok(Writer {
+            generation,
+            cache_uuid,
+            header,
+            jobs: Some(jobs),
+            threads,
+            outcomes,
+            in_flight: 0,
+        })
     }
 
     /// Starts a transfer of the redo; its outcome comes through [`Writer::completions`].
@@ -352,14 +384,16 @@ impl Writer {
             }
             Transfer::RedoTrim { first } => {
                 let own = self.header.clone().filter(|header| header.generation == self.generation);
-                let mut new = own.unwrap_or_else(|| Header::empty(self.generation, self.cache_uuid));
+                let mut new =
+                    own.unwrap_or_else(|| Header::empty(self.generation, self.cache_uuid));
                 new.groups.retain(|group| group.group >= first);
                 Job::Header { token, new, old: self.header.clone(), group: None }
             }
             Transfer::RedoNote { sequence, durable, bytes, bytes_max } => {
                 let (generation, time_unix_ms) = (self.generation, unix_ms());
                 let version = VERSION;
-                let note = Note { version, generation, sequence, durable, bytes, bytes_max, time_unix_ms };
+                let note =
+                    Note { version, generation, sequence, durable, bytes, bytes_max, time_unix_ms };
                 Job::Note { token, note }
             }
             _ => unreachable!("transfers of the image go to the image"),
@@ -528,7 +562,8 @@ impl Loss {
         let last = note.map_or(0, |note| note.time_unix_ms).max(header.cut_unix_ms);
         Loss {
             since_unix_ms: header.cut_unix_ms,
-            seconds: last.saturating_add(SILENCE_MS).saturating_sub(header.cut_unix_ms) as f64 / 1e3,
+            seconds: last.saturating_add(SILENCE_MS).saturating_sub(header.cut_unix_ms) as f64
+                / 1e3,
             bytes: note.filter(|note| note.sequence > header.sequence).map_or(0, |note| note.bytes),
             bytes_max: note.map(|note| note.bytes_max),
         }
@@ -543,7 +578,11 @@ pub(crate) struct Found {
 
 /// Looks at the redo of an image whose owner is gone. `None` where the drain was not grouped: then
 /// the image is no state that the volume ever had.
-pub(crate) fn find(what: &str, shelf: &dyn Shelf, record: &Ownership) -> Result<Option<Found>, BackendError> {
+pub(crate) fn find(
+    what: &str,
+    shelf: &dyn Shelf,
+    record: &Ownership,
+) -> Result<Option<Found>, BackendError> {
     let Some(header) = find_header(what, shelf, record)? else { return Ok(None) };
     let loss = Loss::of(&header, Note::read(what, shelf)?.as_ref());
     Ok(Some(Found { header, loss }))

@@ -66,8 +66,11 @@ impl CheckReport {
     }
 
     pub(crate) fn skip(&mut self, names: &[&'static str], why: &str) {
-        let skipped =
-            |name: &&'static str| CheckItem { name, status: CheckStatus::Skipped, detail: why.into() };
+        let skipped = |name: &&'static str| CheckItem {
+            name,
+            status: CheckStatus::Skipped,
+            detail: why.into(),
+        };
         self.items.extend(names.iter().map(skipped));
     }
 
@@ -86,7 +89,11 @@ impl CheckReport {
             }
             Err(e) => {
                 self.usable = false;
-                self.items.push(CheckItem { name, status: CheckStatus::Failed, detail: e.to_string() });
+                self.items.push(CheckItem {
+                    name,
+                    status: CheckStatus::Failed,
+                    detail: e.to_string(),
+                });
                 None
             }
         }
@@ -122,7 +129,10 @@ pub(crate) fn describe(record: Option<&Ownership>) -> String {
             let copy = record.peer.as_ref().map(|peer| {
                 format!("; the other copy is in cache {} on host {}", peer.cache_uuid, peer.host)
             });
-            let taken = record.taken_from.as_ref().map(|host| format!("; just taken over from host {host}"));
+            let taken = record
+                .taken_from
+                .as_ref()
+                .map(|host| format!("; just taken over from host {host}"));
             format!(
                 "generation {}, cache {} on host {}: {state}{}",
                 record.generation,

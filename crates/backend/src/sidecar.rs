@@ -35,7 +35,9 @@ pub(crate) fn state_dir(asked: Option<&Path>) -> &Path {
 pub(crate) fn files(dir: &Path, what: &'static str) -> Result<Vec<PathBuf>, BackendError> {
     let failed = |e| BackendError::io(dir.display(), what, e);
     match fs::read_dir(dir) {
-        Ok(entries) => entries.map(|entry| entry.map(|entry| entry.path()).map_err(failed)).collect(),
+        Ok(entries) => {
+            entries.map(|entry| entry.map(|entry| entry.path()).map_err(failed)).collect()
+        }
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(e) => Err(failed(e)),
     }
@@ -120,7 +122,9 @@ impl Sidecar {
             return Ok(Seen::Free);
         }
         match rustix::fs::open(self.lock_path(), LOCK_ACCESS, Mode::empty()) {
-            Ok(file) => flock::lock(what, &file, read_only).map(|()| drop(Lock(file))).map(|()| Seen::Free),
+            Ok(file) => {
+                flock::lock(what, &file, read_only).map(|()| drop(Lock(file))).map(|()| Seen::Free)
+            }
             // An open makes the file.
             Err(Errno::NOENT) => Ok(Seen::Free),
             Err(e) if read_only => Ok(Seen::Nothing(format!(
@@ -269,7 +273,10 @@ impl Sidecar {
 
     /// Makes the record the peer's. The caller holds the image's lock; see [`crate::take_over`].
     pub(crate) fn take_over(&self, what: &str, how: &TakeOver) -> Result<Ownership, BackendError> {
-        let none = || BackendError::NotPeer { what: what.into(), why: "it has no ownership record".into() };
+        let none = || BackendError::NotPeer {
+            what: what.into(),
+            why: "it has no ownership record".into(),
+        };
         let record = self.read()?.ok_or_else(none)?.taken_over(what, how)?;
         self.write(&record).map(|()| record)
     }
@@ -278,7 +285,8 @@ impl Sidecar {
         match e.kind() {
             io::ErrorKind::PermissionDenied => BackendError::Denied {
                 what: self.path.display().to_string(),
-                why: "the ownership record cannot be written there; make its directory writable".into(),
+                why: "the ownership record cannot be written there; make its directory writable"
+                    .into(),
             },
             _ => BackendError::io(self.path.display(), "write the ownership record", e),
         }
@@ -356,7 +364,9 @@ mod tests {
         assert!(told.contains("open the lock file"), "{told}");
         assert_eq!(sidecar.lock("x", false).map(drop).expect_err("it does").to_string(), told);
         assert!(!sidecar.is_locked("x"), "nobody is seen to hold it");
-        let Ok(Seen::Nothing(why)) = sidecar.check_lock("x", true) else { panic!("a reader sees nothing") };
+        let Ok(Seen::Nothing(why)) = sidecar.check_lock("x", true) else {
+            panic!("a reader sees nothing")
+        };
         assert!(why.contains("not known") && why.contains("x.lock"), "{why}");
         assert!(sidecar.lock("x", true).expect("it reads nevertheless").is_none());
     }

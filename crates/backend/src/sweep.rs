@@ -24,7 +24,8 @@ pub fn read_all(
     see: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>,
 ) -> io::Result<()> {
     let size = backend.size_bytes();
-    let slots: Vec<(AlignedBuf, u64)> = (0..DEPTH).map(|_| (AlignedBuf::zeroed(READ_BYTES), 0)).collect();
+    let slots: Vec<(AlignedBuf, u64)> =
+        (0..DEPTH).map(|_| (AlignedBuf::zeroed(READ_BYTES), 0)).collect();
     // Dropped only when nothing is in flight: a panic of `see` leaks the buffers.
     let mut slots = ManuallyDrop::new(slots);
     let mut free: Vec<usize> = (0..DEPTH).collect();
@@ -53,7 +54,8 @@ pub fn read_all(
             }
             let (buf, offset) = &slots[slot];
             let len = (size - offset).min(READ_BYTES as u64) as usize;
-            outcome = result.map_err(|e| failed(e, *offset)).and_then(|()| see(*offset, &buf[..len]));
+            outcome =
+                result.map_err(|e| failed(e, *offset)).and_then(|()| see(*offset, &buf[..len]));
         });
     }
 }

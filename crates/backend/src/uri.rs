@@ -92,8 +92,9 @@ fn parse(text: &str) -> Result<BackendUri, String> {
     if text.chars().any(char::is_control) {
         return Err("contains a control character".into());
     }
-    let (scheme, rest) =
-        text.split_once(':').ok_or("no scheme; say file:PATH, rbd:POOL/IMAGE or nbd://HOST/NAME")?;
+    let (scheme, rest) = text
+        .split_once(':')
+        .ok_or("no scheme; say file:PATH, rbd:POOL/IMAGE or nbd://HOST/NAME")?;
     let (path, query) = match rest.split_once('?') {
         Some((path, query)) => (path, query),
         None => (rest, ""),
@@ -133,7 +134,8 @@ fn parse_file(path: &str, query: &str) -> Result<BackendUri, String> {
             "emulate" if value == "hdd" || value == "ssd" => set(&mut pool, key, value.clone())?,
             "emulate" => return Err(format!("emulate={value} is unknown; say hdd or ssd")),
             "seed" => {
-                let number = value.parse::<u64>().map_err(|_| format!("seed={value} is no whole number"))?;
+                let number =
+                    value.parse::<u64>().map_err(|_| format!("seed={value} is no whole number"))?;
                 set(&mut seed, key, number)?;
             }
             "gate" => set(&mut gate, key, PathBuf::from(value))?,
@@ -164,14 +166,18 @@ fn parse_rbd(path: &str, query: &str) -> Result<BackendUri, String> {
         Some((image, snapshot)) => (image, Some(snapshot.to_owned())),
         None => (image.as_str(), None),
     };
-    if image.is_empty() || snapshot.as_ref().is_some_and(|name| name.is_empty() || name.contains('@')) {
+    if image.is_empty()
+        || snapshot.as_ref().is_some_and(|name| name.is_empty() || name.contains('@'))
+    {
         return Err("an empty image or snapshot name; say rbd:POOL/IMAGE@SNAPSHOT".into());
     }
     let (mut conf, mut id) = (None, None);
     for (key, value) in pairs(query)? {
         match key {
             "conf" => set(&mut conf, key, PathBuf::from(value))?,
-            "id" if value.starts_with("client.") => return Err("id is given without `client.`".into()),
+            "id" if value.starts_with("client.") => {
+                return Err("id is given without `client.`".into());
+            }
             "id" => set(&mut id, key, value)?,
             _ => return Err(format!("unknown option `{key}`; rbd: knows conf and id")),
         }
@@ -208,8 +214,12 @@ fn decode(text: &str) -> Result<String, String> {
             bytes.push(*first);
             continue;
         }
-        let value = tail.get(..2).and_then(|hex| u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok());
-        bytes.push(value.ok_or("`%` is not followed by two hex digits (write %25 for a plain one)")?);
+        let value = tail
+            .get(..2)
+            .and_then(|hex| u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok());
+        bytes.push(
+            value.ok_or("`%` is not followed by two hex digits (write %25 for a plain one)")?,
+        );
         rest = &tail[2..];
     }
     let text = String::from_utf8(bytes).map_err(|_| "not UTF-8 after decoding `%`")?;
@@ -249,7 +259,8 @@ impl fmt::Display for BackendUri {
                         options.push(("seed", seed.to_string()));
                     }
                 }
-                options.extend(gate.iter().map(|gate| ("gate", gate.to_string_lossy().into_owned())));
+                options
+                    .extend(gate.iter().map(|gate| ("gate", gate.to_string_lossy().into_owned())));
             }
             BackendUri::Rbd { pool, namespace, image, snapshot, conf, id } => {
                 write!(f, "rbd:{}/", encode(pool, "/"))?;
@@ -260,7 +271,8 @@ impl fmt::Display for BackendUri {
                 if let Some(snapshot) = snapshot {
                     write!(f, "@{}", encode(snapshot, "/"))?;
                 }
-                options.extend(conf.iter().map(|conf| ("conf", conf.to_string_lossy().into_owned())));
+                options
+                    .extend(conf.iter().map(|conf| ("conf", conf.to_string_lossy().into_owned())));
                 options.extend(id.iter().map(|id| ("id", id.clone())));
             }
             BackendUri::Nbd(uri) => write!(f, "{uri}")?,
@@ -340,7 +352,10 @@ mod tests {
             assert!(!line.contains('\n'));
         }
         assert!(refused(&format!("file:/{}", "x".repeat(2000))).contains("longer than"));
-        assert!(refused(&format!("nbd://h/{}", "ü".repeat(200))).contains("longer than"), "as it is printed");
+        assert!(
+            refused(&format!("nbd://h/{}", "ü".repeat(200))).contains("longer than"),
+            "as it is printed"
+        );
     }
 
     proptest! {

@@ -52,7 +52,8 @@ fn peer(cache: usize, only: bool) -> Peer {
 
 /// The owner and the copies in a real record, without its generation.
 fn meaning(found: &Ownership) -> (u128, Copies) {
-    let number = |uuid: &Uuid| CACHES.iter().position(|cache| cache == uuid.as_bytes()).expect("one of two");
+    let number =
+        |uuid: &Uuid| CACHES.iter().position(|cache| cache == uuid.as_bytes()).expect("one of two");
     let copies = match &found.peer {
         None => Copies::Solo,
         Some(peer) if peer.only => Copies::Peer(party(number(&peer.cache_uuid))),
@@ -82,7 +83,11 @@ impl Both {
         let after = record.taken_by(party(cache));
         assert!(self.simulated.change(record, after));
         self.simulated.fence(after.generation);
-        self.owners.push(Owner { driver: Driver::new(opened.backend), record: after, knows: false });
+        self.owners.push(Owner {
+            driver: Driver::new(opened.backend),
+            record: after,
+            knows: false,
+        });
         if self.owners.len() > BEHIND_MAX {
             self.owners.remove(0);
         }
@@ -117,7 +122,11 @@ impl Both {
         let after = record.with(copies);
         let changed = !self.owners[at].knows && self.simulated.change(record, after);
         let real = self.owners[at].driver.set_peer(named);
-        assert_eq!(real, if changed { Ok(()) } else { Err(IoError::Fenced) }, "{record:?} → {after:?}");
+        assert_eq!(
+            real,
+            if changed { Ok(()) } else { Err(IoError::Fenced) },
+            "{record:?} → {after:?}"
+        );
         self.note(2, changed);
         match changed {
             true => self.owners[at].record = after,
@@ -129,7 +138,8 @@ impl Both {
     fn write(&mut self, at: usize) {
         let Owner { record, knows, .. } = self.owners[at];
         let (block, bytes) = (self.rng.below(BLOCKS), block_of(self.rng.bits()));
-        let may = if knows { Err(IoError::Fenced) } else { self.simulated.reach(record.generation) };
+        let may =
+            if knows { Err(IoError::Fenced) } else { self.simulated.reach(record.generation) };
         if may.is_ok() {
             self.simulated.write(block, content(&bytes));
         }
@@ -143,7 +153,8 @@ impl Both {
     fn read(&mut self, at: usize) {
         let Owner { record, knows, .. } = self.owners[at];
         let block = self.rng.below(BLOCKS);
-        let may = if knows { Err(IoError::Fenced) } else { self.simulated.reach(record.generation) };
+        let may =
+            if knows { Err(IoError::Fenced) } else { self.simulated.reach(record.generation) };
         let driver = &mut self.owners[at].driver;
         let token = driver.start_read(block * BLOCK_BYTES as u64, BLOCK_BYTES);
         let (real, bytes) = driver.wait(token);
@@ -187,7 +198,8 @@ fn both(uri: String, seed: u64) -> Both {
     let nobody = Record { generation: 0, owner: party(0), copies: Copies::Solo };
     let simulated = Ceph::new(nobody, Store::default());
     let rng = Rng::new(seed);
-    let mut both = Both { uri, simulated, generation: 0, rng, owners: Vec::new(), done: [[0; 2]; 5] };
+    let mut both =
+        Both { uri, simulated, generation: 0, rng, owners: Vec::new(), done: [[0; 2]; 5] };
     both.open(0);
     both.generation = ownership(&both.uri).generation;
     both
@@ -199,7 +211,8 @@ fn g6_the_simulated_cluster_tells_two_owners_what_a_real_one_tells_them() {
     // A setting that an administrator may have made, and with which a lock cannot be broken.
     let conf = cluster.dir().join("with-expiry.conf");
     let text = std::fs::read_to_string(cluster.conf()).expect("a configuration");
-    std::fs::write(&conf, format!("{text}\n[client]\nrbd blocklist expire seconds = 10\n")).expect("written");
+    std::fs::write(&conf, format!("{text}\n[client]\nrbd blocklist expire seconds = 10\n"))
+        .expect("written");
     let mut all = [[0; 2]; 5];
     for seed in 1..=6 {
         let name = format!("conformance-{seed}");
@@ -213,5 +226,8 @@ fn g6_the_simulated_cluster_tells_two_owners_what_a_real_one_tells_them() {
         all.iter_mut().flatten().zip(both.done.as_flattened()).for_each(|(all, done)| *all += done);
     }
     println!("opened, taken over, named, written, read; refused: {all:?}");
-    assert!(all.iter().flatten().all(|&times| times > 0), "nothing is said about some of it: {all:?}");
+    assert!(
+        all.iter().flatten().all(|&times| times > 0),
+        "nothing is said about some of it: {all:?}"
+    );
 }

@@ -3,7 +3,8 @@
 mod slowed;
 
 use crate::common::{
-    Driver, OTHER, OURS, a_forgetful_cache_is_refused, check, failed, open, options, pattern, refused,
+    Driver, OTHER, OURS, a_forgetful_cache_is_refused, check, failed, open, options, pattern,
+    refused,
 };
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -94,7 +95,10 @@ fn the_file_holds_exactly_what_was_written() {
             assert!(driver.read(at as u64, MIB) == model[at..][..MIB], "read at {at}");
         }
         driver.close(true).expect("closed");
-        assert!(fs::read(&path).expect("the image") == model, "the file differs from what was written");
+        assert!(
+            fs::read(&path).expect("the image") == model,
+            "the file differs from what was written"
+        );
     }
 }
 
@@ -115,7 +119,9 @@ fn what_lies_past_the_end_reads_as_zero_and_cannot_be_written() {
         driver
             .other(Transfer::Discard { offset: MIB as u64, len: 1 << 40 })
             .expect("a discard across the end");
-        driver.other(Transfer::WriteZeroes { offset: size, len: 4096 }).expect("zeroes past the end");
+        driver
+            .other(Transfer::WriteZeroes { offset: size, len: 4096 })
+            .expect("zeroes past the end");
         driver.close(true).expect("closed");
         assert_eq!(fs::metadata(&path).expect("the image").len(), size);
         let file = fs::read(&path).expect("the image");
@@ -143,8 +149,9 @@ fn a_full_house_of_transfers_completes() {
         let path = scratch.image(16 * MIB as u64);
         let mut driver = serve(&path);
         for _ in 0..4 {
-            let tokens: Vec<u64> =
-                (0..INFLIGHT_MAX as u64).map(|i| driver.start_write(i * 4096, &pattern(i, 4096))).collect();
+            let tokens: Vec<u64> = (0..INFLIGHT_MAX as u64)
+                .map(|i| driver.start_write(i * 4096, &pattern(i, 4096)))
+                .collect();
             tokens.into_iter().for_each(|token| driver.wait(token).0.expect("a write"));
         }
         for i in 0..INFLIGHT_MAX as u64 {
@@ -159,7 +166,10 @@ fn a_second_opener_is_refused_and_told_who_holds_the_lock() {
         let path = scratch.image(MIB as u64);
         let first = serve(&path);
         let line = refused(&uri(&path), options(OTHER));
-        assert!(line.contains("in use") && line.contains(&std::process::id().to_string()), "{line}");
+        assert!(
+            line.contains("in use") && line.contains(&std::process::id().to_string()),
+            "{line}"
+        );
         let line = refused(&uri(&path), OpenOptions { read_only: true, ..options(OURS) });
         assert!(line.contains("in use"), "{line}");
         first.close(true).expect("closed");
@@ -190,8 +200,8 @@ fn the_generation_rises_with_every_owner() {
     let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
     let path = scratch.image(MIB as u64);
     for generation in 1..5 {
-        let opened =
-            open(&uri(&path), options(if generation % 2 == 0 { OURS } else { OTHER })).expect("opened");
+        let opened = open(&uri(&path), options(if generation % 2 == 0 { OURS } else { OTHER }))
+            .expect("opened");
         assert_eq!(opened.generation, generation);
         assert!(!opened.keep_clean, "another cache had it last");
         Driver::new(opened.backend).close(true).expect("closed");
@@ -263,7 +273,9 @@ fn dirty_data_never_goes_over_the_writes_of_others_at_the_second_start_neither()
         image.write_at(b"foreign", 0).expect("a foreign write");
     };
     let give_to_another = || {
-        Driver::new(open(&uri(&path), options(OTHER)).expect("clean").backend).close(true).expect("closed")
+        Driver::new(open(&uri(&path), options(OTHER)).expect("clean").backend)
+            .close(true)
+            .expect("closed")
     };
     let give_up = || {
         tidepool_backend::abandon(&uri(&path).parse().expect("a URI"), None).expect("given up");
@@ -277,7 +289,9 @@ fn dirty_data_never_goes_over_the_writes_of_others_at_the_second_start_neither()
         (false, &lose_the_record),
     ];
     for (clean, event) in events {
-        Driver::new(open(&uri(&path), options(OURS)).expect("free").backend).close(clean).expect("closed");
+        Driver::new(open(&uri(&path), options(OURS)).expect("free").backend)
+            .close(clean)
+            .expect("closed");
         let again = open(&uri(&path), dirty(OURS)).expect("nobody wrote").backend;
         Driver::new(again).close(clean).expect("closed");
         event();
@@ -285,9 +299,13 @@ fn dirty_data_never_goes_over_the_writes_of_others_at_the_second_start_neither()
         for _ in 0..2 {
             let line = refused(&uri(&path), dirty(OURS));
             assert!(line.contains("must not be written over it"), "{line}");
-            assert!((fs::read(&path).expect("the image"), fs::read(&record).ok()) == before, "touched");
+            assert!(
+                (fs::read(&path).expect("the image"), fs::read(&record).ok()) == before,
+                "touched"
+            );
         }
-        let opened = open(&uri(&path), options(OURS)).expect("without dirty data nothing is at stake");
+        let opened =
+            open(&uri(&path), options(OURS)).expect("without dirty data nothing is at stake");
         assert!(!opened.keep_clean, "{}", opened.reason);
         Driver::new(opened.backend).close(true).expect("closed");
     }
@@ -325,7 +343,8 @@ fn a_disowned_cache_is_never_believed_again_while_its_process_goes_on_serving() 
         } else {
             assert!(refused(&uri(&path), options(OTHER)).contains("owned by another cache"));
         }
-        let opened = open(&uri(&path), options(OURS)).expect("without dirty data nothing is at stake");
+        let opened =
+            open(&uri(&path), options(OURS)).expect("without dirty data nothing is at stake");
         assert!(!opened.keep_clean, "{}", opened.reason);
         let mut driver = Driver::new(opened.backend);
         assert!(driver.read(0, 4096) == pattern(2, 4096));
@@ -353,9 +372,13 @@ fn a_disown_that_cannot_be_written_down_fails_and_can_be_tried_again() {
     fs::remove_dir(&obstacle).expect("removed");
     assert_eq!(driver.other(Transfer::Disown), Ok(()));
     driver.close(true).expect("closed");
-    let opened =
-        open(&uri(&path), OpenOptions { read_only: true, ..options(OURS) }).expect("without ownership");
-    assert_eq!(Driver::new(opened.backend).other(Transfer::Disown), Ok(()), "nothing to write down");
+    let opened = open(&uri(&path), OpenOptions { read_only: true, ..options(OURS) })
+        .expect("without ownership");
+    assert_eq!(
+        Driver::new(opened.backend).other(Transfer::Disown),
+        Ok(()),
+        "nothing to write down"
+    );
 }
 
 #[test]
@@ -398,7 +421,8 @@ fn dirty_data_never_goes_over_what_a_use_wrote_that_its_volume_knows_nothing_of(
     let mut other = serve(&path);
     other.write(0, &pattern(1, 4096)).expect("a write");
     other.close(true).expect("closed");
-    let knows = |generation, dirty| OpenOptions { generation: Some(generation), dirty, ..options(OURS) };
+    let knows =
+        |generation, dirty| OpenOptions { generation: Some(generation), dirty, ..options(OURS) };
     for _ in 0..2 {
         let line = refused(&uri(&path), knows(1, true));
         assert!(line.contains("must not be written over it"), "{line}");
@@ -450,7 +474,11 @@ fn an_unreadable_record_is_no_licence() {
         fs::write(&record, content).expect("a record");
         let line = refused(&uri(&path), options(OURS));
         assert!(line.contains("ownership record") && line.contains("image.tidepool"), "{line}");
-        assert_eq!(fs::read_to_string(&record).expect("the record"), content, "the record was touched");
+        assert_eq!(
+            fs::read_to_string(&record).expect("the record"),
+            content,
+            "the record was touched"
+        );
     }
 }
 
@@ -493,8 +521,15 @@ fn a_check_tells_what_would_be_done_and_changes_nothing() {
     let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
     let path = scratch.image(MIB as u64);
     let fresh = check(&uri(&path), &options(OURS));
-    assert!(fresh.usable && fresh.would.iter().any(|step| step.contains("generation 1")), "{fresh:?}");
-    assert_eq!(fs::read_dir(&scratch.0).expect("the directory").count(), 1, "a check left something behind");
+    assert!(
+        fresh.usable && fresh.would.iter().any(|step| step.contains("generation 1")),
+        "{fresh:?}"
+    );
+    assert_eq!(
+        fs::read_dir(&scratch.0).expect("the directory").count(),
+        1,
+        "a check left something behind"
+    );
     let driver = serve(&path);
     assert!(failed(&check(&uri(&path), &options(OURS)), "lock").contains("in use"));
     driver.close(false).expect("closed");
@@ -559,7 +594,9 @@ fn a_block_device_is_served_like_a_file_whatever_its_sector_size() {
             model[offset..][..len].copy_from_slice(&data);
         }
         for (offset, len) in [(4096, 8192), (MIB + 512, 1024), (MIB + MIB / 2, 4 * MIB)] {
-            driver.other(Transfer::Discard { offset: offset as u64, len: len as u64 }).expect("a discard");
+            driver
+                .other(Transfer::Discard { offset: offset as u64, len: len as u64 })
+                .expect("a discard");
             model[offset..][..len].fill(0);
         }
         driver.other(Transfer::WriteZeroes { offset: 512, len: 512 }).expect("zeroes");

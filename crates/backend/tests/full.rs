@@ -20,7 +20,13 @@ fn on_a_file_system(bytes: u64, test: impl FnOnce(&Path) + Send) {
         let (at, data) = (text(&at.to_string_lossy()), text(data));
         // SAFETY: C strings.
         unsafe {
-            libc::mount(text(source).as_ptr(), at.as_ptr(), text(kind).as_ptr(), flags, data.as_ptr().cast())
+            libc::mount(
+                text(source).as_ptr(),
+                at.as_ptr(),
+                text(kind).as_ptr(),
+                flags,
+                data.as_ptr().cast(),
+            )
         }
     };
     std::thread::scope(|scope| {
@@ -41,7 +47,8 @@ fn on_a_file_system(bytes: u64, test: impl FnOnce(&Path) + Send) {
 fn fill(dir: &Path, leave_bytes: u64) {
     let free = rustix::fs::statvfs(dir).expect("a file system");
     let mut left = (free.f_bavail * free.f_frsize).saturating_sub(leave_bytes);
-    let mut file = File::options().create(true).append(true).open(dir.join("ballast")).expect("a file");
+    let mut file =
+        File::options().create(true).append(true).open(dir.join("ballast")).expect("a file");
     while left > 0 {
         let part = left.min(65536) as usize;
         // Only the file system knows where it is full.

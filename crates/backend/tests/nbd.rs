@@ -44,10 +44,14 @@ fn exercise(driver: &mut Driver, grain: usize) -> Vec<u8> {
     driver.write(9 * MIB as u64, &big).expect("a long write");
     model[9 * MIB..][..big.len()].copy_from_slice(&big);
     for (offset, len) in [(0, grain), (MIB + grain, 3 * MIB), (10 * MIB, 2 * MIB)] {
-        driver.other(Transfer::Discard { offset: offset as u64, len: len as u64 }).expect("a discard");
+        driver
+            .other(Transfer::Discard { offset: offset as u64, len: len as u64 })
+            .expect("a discard");
         model[offset..][..len].fill(0);
         let offset = offset + 16 * MIB;
-        driver.other(Transfer::WriteZeroes { offset: offset as u64, len: len as u64 }).expect("zeroes");
+        driver
+            .other(Transfer::WriteZeroes { offset: offset as u64, len: len as u64 })
+            .expect("zeroes");
         model[offset..][..len].fill(0);
     }
     driver.flush().expect("a flush");
@@ -96,7 +100,8 @@ fn the_export_holds_exactly_what_was_written() {
 #[test]
 fn an_export_is_reached_over_tcp() {
     let scratch = Scratch::new();
-    let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
+    let port =
+        TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
     let mut command = Command::new("nbdkit");
     command.args(["-f", "-i", "127.0.0.1", "-p", &port.to_string(), "-P"]).arg(scratch.socket());
     command.args(["-e", "a disk", "memory", "32M"]);
@@ -123,8 +128,12 @@ fn what_lies_past_the_end_reads_as_zero_and_cannot_be_written() {
     assert!(driver.read(MIB as u64 - 4096, 8192) == expected);
     assert!(driver.read(MIB as u64 + 4096, 4096) == vec![0; 4096]);
     driver.write(2 * MIB as u64, &data).expect("a write past the end is dropped");
-    driver.other(Transfer::Discard { offset: MIB as u64, len: 1 << 40 }).expect("a discard across the end");
-    driver.other(Transfer::WriteZeroes { offset: size as u64, len: 4096 }).expect("zeroes past the end");
+    driver
+        .other(Transfer::Discard { offset: MIB as u64, len: 1 << 40 })
+        .expect("a discard across the end");
+    driver
+        .other(Transfer::WriteZeroes { offset: size as u64, len: 4096 })
+        .expect("zeroes past the end");
     driver.close(true).expect("closed");
     let file = scratch.content();
     assert!(file.len() == size && file[MIB - 4096..MIB] == data[..4096]);
@@ -158,8 +167,13 @@ fn an_export_that_cannot_be_an_image_is_refused_with_the_reason() {
     let psk = scratch.0.join("psk");
     fs::write(&psk, "user:0123456789abcdef0123456789abcdef\n").expect("a key");
     let key = format!("--tls-psk={}", psk.display());
-    let large =
-        ["--filter=blocksize-policy", "memory", "1M", "blocksize-minimum=8192", "blocksize-preferred=8192"];
+    let large = [
+        "--filter=blocksize-policy",
+        "memory",
+        "1M",
+        "blocksize-minimum=8192",
+        "blocksize-preferred=8192",
+    ];
     let strict = ["--filter=exportname", "memory", "1M", "exportname-strict=true", "exportname=a"];
     let cases: [(&[&str], &str); 6] = [
         (&["-r", "memory", "1M"], "read-only"),
@@ -192,7 +206,10 @@ fn a_read_only_export_can_be_read() {
     assert!(driver.backend().read_only());
     assert!(driver.read(4096, MIB) == scratch.content()[4096..][..MIB]);
     assert_eq!(driver.write(0, &[1; 4096]), Err(IoError::Errno(libc::EROFS)));
-    assert_eq!(driver.other(Transfer::Discard { offset: 0, len: 4096 }), Err(IoError::Errno(libc::EROFS)));
+    assert_eq!(
+        driver.other(Transfer::Discard { offset: 0, len: 4096 }),
+        Err(IoError::Errno(libc::EROFS))
+    );
     driver.flush().expect("nothing to flush");
     driver.close(true).expect("closed");
     assert!(scratch.content() == pattern(3, SIZE));
@@ -268,7 +285,8 @@ fn answer_too_early(listener: UnixListener) {
         let mut rest = &input[..len];
         output.clear();
         while !rest.is_empty() {
-            let (taken, step) = handshake.receive(rest, &exports[..], &mut output).expect("the protocol");
+            let (taken, step) =
+                handshake.receive(rest, &exports[..], &mut output).expect("the protocol");
             rest = &rest[taken..];
             if let Step::Transmission(session) = step {
                 stream.write_all(&output).expect("sent");
@@ -285,7 +303,8 @@ fn answer_too_early(listener: UnixListener) {
     };
     let mut request = next(&mut stream);
     if matches!(request.command, Asked::BlockStatus { .. }) {
-        let used = reply::error(&mut head, session.structured, request.cookie, Errno::NotSup, "not told");
+        let used =
+            reply::error(&mut head, session.structured, request.cookie, Errno::NotSup, "not told");
         stream.write_all(&head[..used]).expect("sent");
         request = next(&mut stream);
     }
@@ -331,7 +350,11 @@ fn put_in_flight(driver: &mut Driver, model: &mut [u8]) -> Vec<(u64, Option<usiz
                 let keep = i % 2 == 0;
                 let zeroes = Transfer::WriteZeroes { offset, len };
                 tokens.push((
-                    driver.start_other(if keep { zeroes } else { Transfer::Discard { offset, len } }),
+                    driver.start_other(if keep {
+                        zeroes
+                    } else {
+                        Transfer::Discard { offset, len }
+                    }),
                     None,
                 ));
                 model[at..][..len as usize].fill(0);
@@ -349,8 +372,10 @@ fn a_killed_server_costs_no_transfer() {
         let serve = || match round {
             0 => scratch.qemu(),
             1 => scratch.filtered(&[], &[]),
-            2 => scratch
-                .filtered(&["blocksize-policy"], &["blocksize-maximum=8192", "blocksize-preferred=4096"]),
+            2 => scratch.filtered(
+                &["blocksize-policy"],
+                &["blocksize-maximum=8192", "blocksize-preferred=4096"],
+            ),
             _ => scratch.filtered(&["delay"], &["delay-write=200ms", "delay-read=200ms"]),
         };
         let mut server = serve();
@@ -386,7 +411,10 @@ fn a_killed_server_costs_no_transfer() {
             }
         }
         driver.close(true).expect("closed");
-        assert!(scratch.content() == model, "round {round}: the image differs from what was written");
+        assert!(
+            scratch.content() == model,
+            "round {round}: the image differs from what was written"
+        );
     }
 }
 
@@ -445,10 +473,16 @@ fn an_export_that_has_changed_fails_transfers_until_it_is_back() {
     driver.write(0, &data).expect("a write");
     driver.flush().expect("a flush");
     let file = format!("file={}", scratch.image().display());
-    let changed: [&dyn Fn() -> Server; 3] =
-        [&|| scratch.nbdkit(&["memory", "16M"]), &|| scratch.nbdkit(&["-r", "file", &file]), &|| {
-            scratch.filtered(&["blocksize-policy"], &["blocksize-minimum=8192", "blocksize-preferred=8192"])
-        }];
+    let changed: [&dyn Fn() -> Server; 3] = [
+        &|| scratch.nbdkit(&["memory", "16M"]),
+        &|| scratch.nbdkit(&["-r", "file", &file]),
+        &|| {
+            scratch.filtered(
+                &["blocksize-policy"],
+                &["blocksize-minimum=8192", "blocksize-preferred=8192"],
+            )
+        },
+    ];
     for serve in changed {
         drop(server);
         let other = serve();
@@ -516,7 +550,8 @@ fn as_many_transfers_as_a_backend_may_have_are_in_flight_together() {
     let mut driver = scratch.open();
     let most = tidepool_backend::INFLIGHT_MAX;
     let data: Vec<Vec<u8>> = (0..most).map(|i| pattern(i as u64 + 1, 16_384)).collect();
-    let writes: Vec<u64> = (0..most).map(|i| driver.start_write(i as u64 * 16_384, &data[i])).collect();
+    let writes: Vec<u64> =
+        (0..most).map(|i| driver.start_write(i as u64 * 16_384, &data[i])).collect();
     writes.into_iter().for_each(|token| driver.wait(token).0.expect("a write"));
     let reads: Vec<u64> = (0..most).map(|i| driver.start_read(i as u64 * 16_384, 16_384)).collect();
     for (token, data) in reads.into_iter().zip(&data) {
@@ -570,7 +605,8 @@ fn where_an_export_has_nothing_its_server_tells() {
     let eval = |extents: &str| {
         let pread = "pread=dd if=/dev/zero count=$3 iflag=count_bytes status=none";
         let size = format!("get_size=echo {SIZE}");
-        let writes = ["can_write=exit 0", "pwrite=cat >/dev/null", "can_flush=exit 0", "flush=exit 0"];
+        let writes =
+            ["can_write=exit 0", "pwrite=cat >/dev/null", "can_flush=exit 0", "flush=exit 0"];
         let mut arguments = vec!["eval", &size, pread, "can_extents=exit 0", extents];
         arguments.extend(writes);
         scratch.nbdkit(&arguments)

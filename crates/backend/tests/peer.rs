@@ -2,7 +2,8 @@
 //! from that.
 
 use crate::common::{
-    Driver, OTHER, OURS, failed, frame, open, options, other_as_peer, ownership, pattern, refused, take_over,
+    Driver, OTHER, OURS, failed, frame, open, options, other_as_peer, ownership, pattern, refused,
+    take_over,
 };
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -186,7 +187,10 @@ fn g4_a_peer_takes_over_only_what_the_record_says_is_its_own() {
     let mut driver = serve(&uri, options(OURS));
     driver.set_peer(Some(other_as_peer())).expect("named");
     let locked = take_over(&uri, 1).expect_err("a lock is no fence");
-    assert!(matches!(locked, BackendError::Locked { .. }) && locked.to_string().contains("stop that first"));
+    assert!(
+        matches!(locked, BackendError::Locked { .. })
+            && locked.to_string().contains("stop that first")
+    );
     driver.set_peer(None).expect("forgotten");
     drop(driver);
     refused(1);
@@ -195,12 +199,13 @@ fn g4_a_peer_takes_over_only_what_the_record_says_is_its_own() {
     refused(generation + 1);
     forge(&path, &tidepool_backend::boot_id(), "another-boot");
     refused(generation);
-    let how = TakeOver { cache_uuid: [9; 16], generation, accept_loss: true, ..TakeOver::default() };
+    let how =
+        TakeOver { cache_uuid: [9; 16], generation, accept_loss: true, ..TakeOver::default() };
     let parsed = uri.parse().expect("a URI");
     let third = tidepool_backend::take_over(&parsed, &how).expect_err("another cache");
     assert!(matches!(third, BackendError::NotPeer { .. }), "{third}");
-    let taken =
-        tidepool_backend::take_over(&parsed, &TakeOver { cache_uuid: OTHER, ..how }).expect("accepted");
+    let taken = tidepool_backend::take_over(&parsed, &TakeOver { cache_uuid: OTHER, ..how })
+        .expect("accepted");
     assert_eq!(taken, ownership(&uri));
     assert_eq!((taken.generation, taken.cache_uuid.as_bytes()), (generation + 1, &OTHER));
     refused(generation);
@@ -212,9 +217,16 @@ fn what_was_taken_over_is_opened_as_it_was_however_often_that_is_cut_short() {
     let (_dir, path, uri) = image();
     let generation = killed_in_sync(&uri);
     take_over(&uri, generation).expect("taken over");
-    let knows =
-        |known| OpenOptions { generation: Some(known), dirty: true, sequence: Some(7), ..options(OTHER) };
-    assert!(refused(&uri, OpenOptions { dirty: true, ..options(OURS) }).contains("owned by another cache"));
+    let knows = |known| OpenOptions {
+        generation: Some(known),
+        dirty: true,
+        sequence: Some(7),
+        ..options(OTHER)
+    };
+    assert!(
+        refused(&uri, OpenOptions { dirty: true, ..options(OURS) })
+            .contains("owned by another cache")
+    );
     for forgotten in [0, generation - 1] {
         assert!(refused(&uri, knows(forgotten)).contains("has lost data"), "{forgotten}");
     }
@@ -228,7 +240,9 @@ fn what_was_taken_over_is_opened_as_it_was_however_often_that_is_cut_short() {
     let opened = open(&uri, knows(generation)).expect("its device has not come to know it");
     assert!(!opened.keep_clean && opened.generation == generation + 3, "{}", opened.reason);
     drop(opened);
-    Driver::new(open(&uri, knows(generation + 3)).expect("opened").backend).close(true).expect("closed");
+    Driver::new(open(&uri, knows(generation + 3)).expect("opened").backend)
+        .close(true)
+        .expect("closed");
     assert!(ownership(&uri).former.is_empty());
 }
 
@@ -285,9 +299,14 @@ fn g5_the_former_owners_redo_counts_until_the_peer_has_one_of_its_own() {
     };
     let line = refused(&uri, by_peer(9));
     assert!(line.contains("record is 9") && line.contains("record 10"), "{line}");
-    let recovered = |look_only| recover(&uri.parse().expect("a URI"), None, look_only).expect("recovered");
+    let recovered =
+        |look_only| recover(&uri.parse().expect("a URI"), None, look_only).expect("recovered");
     let look = recovered(true);
-    assert_eq!((look.exact, look.groups), (true, 1), "lost with the peer before it has opened the image");
+    assert_eq!(
+        (look.exact, look.groups),
+        (true, 1),
+        "lost with the peer before it has opened the image"
+    );
     drop(serve(&uri, by_peer(12)));
     assert_eq!(recovered(true).groups, 1, "and after that");
     let mut driver = serve(&uri, by_peer(12));
@@ -295,8 +314,9 @@ fn g5_the_former_owners_redo_counts_until_the_peer_has_one_of_its_own() {
     commit(&mut driver, OTHER, second, &new);
     drop(driver);
     let frames = || {
-        let names =
-            fs::read_dir(dir.path()).expect("a directory").map(|entry| entry.expect("an entry").file_name());
+        let names = fs::read_dir(dir.path())
+            .expect("a directory")
+            .map(|entry| entry.expect("an entry").file_name());
         let is_frame = |name: &str| name.contains("-redo.") && !name.ends_with(".new");
         names.filter(|name| is_frame(&name.to_string_lossy())).count()
     };
@@ -344,8 +364,14 @@ fn g1_an_owner_in_sync_comes_back_on_the_same_boot_and_asks_its_peer_on_another(
         assert!(failed(&report, "ownership").contains("take the volume over there"), "{report:?}");
     }
     assert!(matches!(open(&uri, again(None)), Err(BackendError::PeerFirst { .. })));
-    assert!(refused(&uri, OpenOptions { read_only: true, ..options(OURS) }).contains("peer.example"));
-    assert_eq!(fs::read(path.with_extension("tidepool")).expect("a record"), before, "nothing is changed");
+    assert!(
+        refused(&uri, OpenOptions { read_only: true, ..options(OURS) }).contains("peer.example")
+    );
+    assert_eq!(
+        fs::read(path.with_extension("tidepool")).expect("a record"),
+        before,
+        "nothing is changed"
+    );
     serve(&uri, again(Some(generation))).close(true).expect("its peer was asked");
     assert_eq!(ownership(&uri).peer, None);
 }

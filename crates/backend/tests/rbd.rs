@@ -106,17 +106,25 @@ fn child_that_writes_until_it_is_killed() {
 #[test]
 fn an_image_that_cannot_be_had_is_refused_with_the_reason() {
     let Some(cluster) = Shared::get() else { return };
-    cluster.rbd(&["create", "plain", "--size", "8M", "--image-feature", "layering"]).expect("an image");
+    cluster
+        .rbd(&["create", "plain", "--size", "8M", "--image-feature", "layering"])
+        .expect("an image");
     cluster.rbd(&["create", "empty", "--size", "0"]).expect("an image");
     let conf = cluster.conf().display().to_string();
     for (uri, why) in [
         (cluster.uri("absent"), "no such image"),
         (format!("rbd:absent/x?conf={conf}"), "no pool `absent`"),
         (cluster.uri("absent/x"), "no such image"),
-        (cluster.uri("plain"), &format!("rbd feature enable {}/plain exclusive-lock", cluster.pool())),
+        (
+            cluster.uri("plain"),
+            &format!("rbd feature enable {}/plain exclusive-lock", cluster.pool()),
+        ),
         (
             cluster.uri("empty"),
-            &format!("it is empty; give it a size first: rbd resize --size SIZE {}/empty", cluster.pool()),
+            &format!(
+                "it is empty; give it a size first: rbd resize --size SIZE {}/empty",
+                cluster.pool()
+            ),
         ),
         ("rbd:rbd/x?conf=/nonexistent".into(), "/nonexistent"),
         (format!("rbd:rbd/x?conf={conf}&id=nobody"), "client.nobody"),
@@ -143,11 +151,13 @@ fn without_the_right_to_fence_an_image_is_refused_and_untouched() {
     );
     let line = refused(&format!("{uri}&id={blind}"), options(OURS));
     assert!(line.contains("permission denied"), "{line}");
-    let unfenced = take_over(&format!("{uri}&id={weak}"), 0).expect_err("it could not fence").to_string();
+    let unfenced =
+        take_over(&format!("{uri}&id={weak}"), 0).expect_err("it could not fence").to_string();
     assert!(unfenced.contains(&format!("client.{weak} may not fence")), "{unfenced}");
     assert_eq!(objects(&cluster), before, "a refused open left something behind");
     assert!(cluster.foreign_write("caps"), "a refused open locked the image");
-    let opened = open(&format!("{uri}&id={good}"), options(OURS)).expect("the documented rights suffice");
+    let opened =
+        open(&format!("{uri}&id={good}"), options(OURS)).expect("the documented rights suffice");
     Driver::new(opened.backend).close(true).expect("closed");
 }
 
@@ -176,13 +186,20 @@ fn an_image_locked_by_another_client_is_refused_and_left_to_it() {
     let holder = cluster.lock_address("busy").expect("a holder");
     let line = refused(&uri, options(OURS));
     assert!(line.contains("in use") && line.contains(&holder), "{line}");
-    assert_eq!(cluster.lock_address("busy"), Some(holder.clone()), "the lock was taken from its holder");
+    assert_eq!(
+        cluster.lock_address("busy"),
+        Some(holder.clone()),
+        "the lock was taken from its holder"
+    );
     assert!(failed(&check(&uri, &options(OURS)), "lock").contains(&holder));
     drop(bench);
     cluster.image("manual", 8);
     cluster.rbd(&["lock", "add", "manual", "mine"]).expect("a lock");
     let line = refused(&cluster.uri("manual"), options(OURS));
-    assert!(line.contains(&format!("rbd lock rm {}/manual 'mine' client.", cluster.pool())), "{line}");
+    assert!(
+        line.contains(&format!("rbd lock rm {}/manual 'mine' client.", cluster.pool())),
+        "{line}"
+    );
 }
 
 #[test]
@@ -222,13 +239,21 @@ fn a_check_tells_what_would_be_done_and_changes_nothing() {
     drop(Child::start(&uri).kill());
     let before = state(&cluster);
     let report = check(&uri, &options(OURS));
-    assert!(report.usable && report.would.iter().any(|would| would.contains("break the lock")), "{report:?}");
+    assert!(
+        report.usable && report.would.iter().any(|would| would.contains("break the lock")),
+        "{report:?}"
+    );
     assert!(failed(&check(&uri, &options(OTHER)), "ownership").contains("owned by another cache"));
     assert_eq!(state(&cluster), before);
-    assert!(failed(&check(&cluster.uri("absent"), &options(OURS)), "image").contains("no such image"));
+    assert!(
+        failed(&check(&cluster.uri("absent"), &options(OURS)), "image").contains("no such image")
+    );
     let watcher = cluster.client("watcher", "allow r", "allow rwx");
     let report = check(&format!("{}&id={watcher}", cluster.image("other", 8)), &options(OURS));
-    assert!(failed(&report, "rights").contains(&format!("client.{watcher} may not fence")), "{report:?}");
+    assert!(
+        failed(&report, "rights").contains(&format!("client.{watcher} may not fence")),
+        "{report:?}"
+    );
     serve(&uri).close(true).expect("closed");
 }
 
@@ -262,7 +287,10 @@ fn an_image_with_its_newest_data_in_a_cache_cannot_be_written_by_others() {
     driver.write(0, &pattern(2, 4096)).expect("the owner goes on");
     driver.close(false).expect("closed");
     assert!(!cluster.foreign_write("guarded"), "written while the cache holds dirty data");
-    assert!(cluster.rbd(&["snap", "create", "guarded@s"]).is_err(), "a snapshot without the dirty data");
+    assert!(
+        cluster.rbd(&["snap", "create", "guarded@s"]).is_err(),
+        "a snapshot without the dirty data"
+    );
     assert!(cluster.export("guarded")[..4096] == pattern(2, 4096), "reading is allowed");
     let opened = open(&uri, OpenOptions { dirty: true, ..options(OURS) }).expect("its own cache");
     assert!(opened.keep_clean, "{}", opened.reason);
@@ -314,7 +342,8 @@ fn dirty_data_never_goes_over_the_writes_of_others_at_the_second_start_neither()
         tidepool_backend::abandon(&parsed, None).expect("given up").expect("a record");
         assert!(cluster.foreign_write("contested"), "a plain image");
     };
-    let events: [(bool, &dyn Fn()); 3] = [(true, &overwrite), (true, &give_to_another), (false, &give_up)];
+    let events: [(bool, &dyn Fn()); 3] =
+        [(true, &overwrite), (true, &give_to_another), (false, &give_up)];
     for (clean, event) in events {
         Driver::new(open(&uri, options(OURS)).expect("free").backend).close(clean).expect("closed");
         event();
@@ -396,8 +425,8 @@ fn after_a_kill_the_image_is_taken_back_at_once_and_late_writes_are_fenced() {
     let old = cluster.lock_address("killed").expect("the child's lock");
     let attachment = child.kill();
     let start = Instant::now();
-    let opened =
-        open(&uri, OpenOptions { attachment: Some(attachment), ..options(OURS) }).expect("taken back");
+    let opened = open(&uri, OpenOptions { attachment: Some(attachment), ..options(OURS) })
+        .expect("taken back");
     println!("taken back after {} ms", start.elapsed().as_millis());
     assert!(opened.keep_clean && opened.generation == 2, "{}", opened.reason);
     assert!(cluster.is_fenced(&old), "{old} is not fenced");
@@ -416,7 +445,8 @@ fn g4_a_paused_owner_that_was_taken_over_writes_nothing_when_it_goes_on() {
     let mut child = Child::start_with(&uri, &[CHILD_IN_SYNC]);
     let generation = ownership(&uri).generation;
     // SAFETY: a signal to a child of ours that was not waited for.
-    let mut signal = |signal| unsafe { assert_eq!(libc::kill(child.process.child().id() as i32, signal), 0) };
+    let mut signal =
+        |signal| unsafe { assert_eq!(libc::kill(child.process.child().id() as i32, signal), 0) };
     signal(libc::SIGSTOP);
     let old = cluster.lock_address("paused").expect("its lock");
     let start = Instant::now();
@@ -443,11 +473,13 @@ fn a_killed_owners_image_cannot_be_written_by_others_even_when_its_lock_has_fall
     let uri = cluster.image("orphan", 64);
     drop(Child::start(&uri).kill());
     let (lock, header) = (["lock"], cluster.header("orphan"));
-    let info = cluster.rados(&[&lock[..], &["info", &header, "rbd_lock"]].concat()).expect("the lock");
+    let info =
+        cluster.rados(&[&lock[..], &["info", &header, "rbd_lock"]].concat()).expect("the lock");
     let info: serde_json::Value = serde_json::from_str(&info).expect("JSON");
     let locker = |field: &str| info["lockers"][0][field].as_str().expect("a locker").to_owned();
     let (cookie, client) = (locker("cookie"), locker("name"));
-    let take = [&lock[..], &["break", &header, "rbd_lock", &client, "--lock-cookie", &cookie]].concat();
+    let take =
+        [&lock[..], &["break", &header, "rbd_lock", &client, "--lock-cookie", &cookie]].concat();
     cluster.rados(&take).expect("a fallen lock");
     assert_eq!(cluster.lock_address("orphan"), None);
     assert!(!cluster.foreign_write("orphan"), "written although the newest data is in a cache");
@@ -506,7 +538,8 @@ fn an_owner_whose_lock_was_taken_is_fenced() {
     let path = cluster.dir().join("record");
     cluster.rados(&["get", &owner, path.to_str().expect("UTF-8")]).expect("the record");
     let record = std::fs::read_to_string(&path).expect("the record");
-    std::fs::write(&path, record.replace("\"generation\": 1", "\"generation\": 2")).expect("a record");
+    std::fs::write(&path, record.replace("\"generation\": 1", "\"generation\": 2"))
+        .expect("a record");
     cluster.rados(&["put", &owner, path.to_str().expect("UTF-8")]).expect("a new record");
     let line = match driver.close(true) {
         Ok(()) => panic!("closed over another owner's record"),
@@ -522,7 +555,8 @@ fn transfers_wait_for_a_stopped_osd_and_complete_when_it_goes_on() {
     let mut driver = serve(&uri);
     driver.write(0, &pattern(1, 4096)).expect("a write");
     cluster.osd_stop(0).expect("stopped");
-    let tokens: Vec<u64> = (0..32u64).map(|i| driver.start_write(i * 4096, &pattern(i + 10, 4096))).collect();
+    let tokens: Vec<u64> =
+        (0..32u64).map(|i| driver.start_write(i * 4096, &pattern(i + 10, 4096))).collect();
     let read = driver.start_read(2 * MIB, 4096);
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(3) {
@@ -550,7 +584,10 @@ fn a_pool_that_does_not_answer_is_a_clear_refusal() {
     let line = refused(&uri, options(OURS));
     let report = check(&uri, &options(OURS));
     cluster.osd_continue(0).expect("continued");
-    assert!(line.contains("the pool does not answer") && line.contains("ceph health detail"), "{line}");
+    assert!(
+        line.contains("the pool does not answer") && line.contains("ceph health detail"),
+        "{line}"
+    );
     assert!(!report.usable, "{report:?}");
     cluster.monitor_stop().expect("stopped");
     let line = refused(&uri, options(OURS));

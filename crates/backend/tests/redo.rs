@@ -105,8 +105,9 @@ fn whatever_the_umask_nobody_else_reads_what_stands_beside_an_image() {
     rustix::process::umask(rustix::fs::Mode::empty());
     let (mut driver, generation) = serve(&uri, grouped(OURS));
     commit(&mut driver, generation, 1, 1, &pattern(1, 2 * 4096));
-    let names =
-        fs::read_dir(dir.path()).expect("a directory").map(|entry| entry.expect("an entry").file_name());
+    let names = fs::read_dir(dir.path())
+        .expect("a directory")
+        .map(|entry| entry.expect("an entry").file_name());
     let own: Vec<String> = names
         .map(|name| name.to_string_lossy().into_owned())
         .filter(|name| name.contains(".tidepool"))
@@ -132,8 +133,13 @@ fn g7_a_damaged_redo_is_not_applied_at_all() {
     bytes[last] ^= 1;
     fs::write(&redo, &bytes).expect("damaged");
     for look_only in [true, false] {
-        let line = recover(&uri.parse().expect("a URI"), None, look_only).expect_err("damaged").to_string();
-        assert!(line.contains("frame 1 of group 1") && line.contains("nothing was changed"), "{line}");
+        let line = recover(&uri.parse().expect("a URI"), None, look_only)
+            .expect_err("damaged")
+            .to_string();
+        assert!(
+            line.contains("frame 1 of group 1") && line.contains("nothing was changed"),
+            "{line}"
+        );
     }
     assert!(fs::read(&path).expect("an image") == before);
     bytes[last] ^= 1;
@@ -193,8 +199,14 @@ fn g1_a_cache_that_has_lost_what_its_redo_holds_is_refused() {
     let before = fs::read(path.with_extension("tidepool")).expect("a record");
     let behind = OpenOptions { dirty: true, sequence: Some(9), ..grouped(OURS) };
     let line = refused(&uri, behind);
-    assert!(line.contains("record is 9") && line.contains("record 10") && line.contains("recover"), "{line}");
-    assert!(fs::read(path.with_extension("tidepool")).expect("a record") == before, "nothing is touched");
+    assert!(
+        line.contains("record is 9") && line.contains("record 10") && line.contains("recover"),
+        "{line}"
+    );
+    assert!(
+        fs::read(path.with_extension("tidepool")).expect("a record") == before,
+        "nothing is touched"
+    );
 }
 
 #[test]
@@ -256,7 +268,8 @@ fn frames_of_groups_that_were_only_begun_are_removed_by_the_next_owner() {
     let (mut driver, second) = serve(&uri, OpenOptions { dirty: true, ..grouped(OURS) });
     begin(&mut driver, second, 1);
     drop(driver);
-    let groups = || leftovers(dir.path()).into_iter().filter(|name| is_group(name)).collect::<Vec<_>>();
+    let groups =
+        || leftovers(dir.path()).into_iter().filter(|name| is_group(name)).collect::<Vec<_>>();
     assert_eq!(groups().len(), 2);
     serve(&uri, grouped(OURS)).0.close(true).expect("released");
     assert_eq!(leftovers(dir.path()), Vec::<String>::new());
@@ -265,8 +278,10 @@ fn frames_of_groups_that_were_only_begun_are_removed_by_the_next_owner() {
 #[test]
 fn frames_whose_removal_failed_are_removed_by_the_next_owner() {
     let (dir, _, uri) = image();
-    let groups = || leftovers(dir.path()).into_iter().filter(|name| is_group(name)).collect::<Vec<_>>();
-    let path = |generation, group| dir.path().join(format!("image.tidepool-redo.{generation}.{group}"));
+    let groups =
+        || leftovers(dir.path()).into_iter().filter(|name| is_group(name)).collect::<Vec<_>>();
+    let path =
+        |generation, group| dir.path().join(format!("image.tidepool-redo.{generation}.{group}"));
     let aside = dir.path().join("aside");
     // A directory in the place of the frames cannot be removed as a file.
     let obstruct = |group: &Path| {
@@ -285,7 +300,11 @@ fn frames_whose_removal_failed_are_removed_by_the_next_owner() {
         let told = driver.close(true).expect_err("they cannot be removed").to_string();
         assert!(told.contains("remove its redo"), "{told}");
         clear(&group);
-        assert_eq!(leftovers(dir.path()), [format!("image.tidepool-redo.{generation}.1")], "no header");
+        assert_eq!(
+            leftovers(dir.path()),
+            [format!("image.tidepool-redo.{generation}.1")],
+            "no header"
+        );
         let (driver, _) = serve(&uri, next);
         assert_eq!(groups(), Vec::<String>::new());
         driver.close(true).expect("released");
@@ -302,10 +321,15 @@ fn frames_whose_removal_failed_are_removed_by_the_next_owner() {
     driver.wait(token).0.expect("a frame");
     drop(driver);
     assert_eq!(groups().len(), 3);
-    let foreign = [dir.path().join("image.tidepool-redo.1.x"), dir.path().join("image.tidepool-redo.01.1")];
+    let foreign =
+        [dir.path().join("image.tidepool-redo.1.x"), dir.path().join("image.tidepool-redo.01.1")];
     foreign.iter().for_each(|path| fs::write(path, "of somebody else").expect("written"));
     let (driver, _) = serve(&uri, OpenOptions { dirty: true, sequence: Some(20), ..grouped(OURS) });
-    assert!(!path(generation, 1).exists() && path(generation, 2).exists() && path(generation, 3).exists());
+    assert!(
+        !path(generation, 1).exists()
+            && path(generation, 2).exists()
+            && path(generation, 3).exists()
+    );
     assert_eq!(recovered_groups(&uri, driver), 1);
     serve(&uri, grouped(OURS)).0.close(true).expect("released");
     assert!(foreign.iter().all(|path| path.exists()), "these are no groups");

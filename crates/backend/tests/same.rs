@@ -123,8 +123,9 @@ impl Loop {
         let name = self.0.to_string_lossy().into_owned();
         let (file, offset, bytes) = (file.to_string_lossy(), offset.to_string(), bytes.to_string());
         // The kernel detaches it when its last user has closed it, which may be a moment later.
-        let attached =
-            soon(|| run("losetup", &["--offset", &offset, "--sizelimit", &bytes, &name, &file]).is_some());
+        let attached = soon(|| {
+            run("losetup", &["--offset", &offset, "--sizelimit", &bytes, &name, &file]).is_some()
+        });
         assert!(attached, "{name} cannot be attached");
     }
 }
@@ -147,7 +148,8 @@ impl MemoryDisk {
             return None;
         };
         let disk = MemoryDisk(number.trim().to_owned());
-        fs::write(format!("/sys/block/zram{}/disksize", disk.0), bytes.to_string()).expect("a size");
+        fs::write(format!("/sys/block/zram{}/disksize", disk.0), bytes.to_string())
+            .expect("a size");
         Some(disk)
     }
 
@@ -202,8 +204,8 @@ fn a_device_that_is_reached_in_two_ways_is_one() {
     }
     let report = crate::common::check(&uri(&other.0), &place.clean(OURS));
     assert!(!report.usable, "{report:?}");
-    let told =
-        abandon(&uri(&other.0).parse().expect("a URI"), Some(&place.state())).expect_err("it is served");
+    let told = abandon(&uri(&other.0).parse().expect("a URI"), Some(&place.state()))
+        .expect_err("it is served");
     assert!(told.to_string().contains("holds its lock"), "{told}");
     Driver::new(opened.backend).close(false).expect("closed");
     place.has(&other.0, place.dirty(OURS), End::Killed);
@@ -218,7 +220,8 @@ fn a_device_whose_names_have_changed_is_the_one_that_its_operator_names() {
     let Some(moved) = Loop::over(&moved, 0, 8 * MIB) else { return };
     place.has(&device.0, place.clean(OURS), End::Dirty);
     let told = refused(&uri(&moved.0), place.dirty(OURS));
-    let record = told.split("--record ").nth(1).unwrap_or_else(|| panic!("no record: {told}")).to_owned();
+    let record =
+        told.split("--record ").nth(1).unwrap_or_else(|| panic!("no record: {told}")).to_owned();
     let record = Path::new(record.split_whitespace().next().expect("a path"));
     let told = place.confirm(&moved.0, None).expect_err("no name says so");
     assert!(told.contains(&*record.to_string_lossy()), "{told}");
@@ -247,7 +250,8 @@ fn a_record_that_was_put_back_proves_nothing() {
     fs::write(&record, earlier).expect("put back");
     let told = refused(&uri(&path), knows(3));
     assert!(told.contains("put back an older state"), "{told}");
-    let opened = open(&uri(&path), OpenOptions { dirty: false, ..knows(3) }).expect("nothing is dirty");
+    let opened =
+        open(&uri(&path), OpenOptions { dirty: false, ..knows(3) }).expect("nothing is dirty");
     assert!(!opened.keep_clean, "{}", opened.reason);
 }
 
@@ -271,14 +275,20 @@ fn a_device_without_a_lasting_name_is_known_while_it_is_there_and_then_has_to_be
     place.has(&disk.path(), place.dirty(OURS), End::Killed);
     place.has(&disk.path(), place.dirty(OURS), End::Dirty);
     let report = crate::common::check(&uri(&disk.path()), &place.clean(OURS));
-    assert!(report.items.iter().any(|item| item.detail.contains("no name that it keeps")), "{report:?}");
+    assert!(
+        report.items.iter().any(|item| item.detail.contains("no name that it keeps")),
+        "{report:?}"
+    );
     let path = disk.path();
     drop(disk);
     let Some(disk) = MemoryDisk::new(16 * MIB) else { return };
     assert_eq!(disk.path(), path, "another disk has its name");
 
     let told = refused(&uri(&path), place.dirty(OURS));
-    assert!(told.contains("nothing tells whether this is the device") && !told.contains('\n'), "{told}");
+    assert!(
+        told.contains("nothing tells whether this is the device") && !told.contains('\n'),
+        "{told}"
+    );
     let record = told.rsplit("--record ").next().expect("a record").to_owned();
     // A cache that holds nothing dirty of the device takes it for a new one.
     place.has(&path, place.clean(OTHER), End::Clean);
@@ -291,7 +301,9 @@ fn a_device_without_a_lasting_name_is_known_while_it_is_there_and_then_has_to_be
     assert!(told.contains("does not come into question") && told.contains(&record), "{told}");
     confirmed(Some(Path::new(&record))).expect("it is said");
     let uri: BackendUri = uri(&path).parse().expect("a URI");
-    let found = tidepool_backend::ownership(&uri, Some(&place.state())).expect("readable").expect("a record");
+    let found = tidepool_backend::ownership(&uri, Some(&place.state()))
+        .expect("readable")
+        .expect("a record");
     assert_eq!((found.state, found.cache_uuid.as_bytes()), (OwnerState::Dirty, &OURS));
     place.has(&path, place.dirty(OURS), End::Clean);
 }
@@ -299,7 +311,9 @@ fn a_device_without_a_lasting_name_is_known_while_it_is_there_and_then_has_to_be
 #[test]
 fn a_file_that_was_replaced_is_another_one() {
     let place = Place::new();
-    for (end, how) in [(End::Dirty, "copied"), (End::Killed, "copied"), (End::Killed, "put back in place")] {
+    for (end, how) in
+        [(End::Dirty, "copied"), (End::Killed, "copied"), (End::Killed, "put back in place")]
+    {
         let path = place.file("image", 8 * MIB);
         place.has(&path, place.clean(OURS), end);
         match how {
@@ -375,8 +389,9 @@ fn a_device_that_an_earlier_release_has_recorded_is_known_on_and_on_once_it_is_c
     let Some(device) = Loop::over(&file, 0, 8 * MIB) else { return };
     place.has(&device.0, place.clean(OURS), End::Dirty);
     // That release named the record after the file below, and did not write which device it was.
-    let found =
-        fs::read_dir(place.state()).expect("a directory").map(|entry| entry.expect("an entry").path());
+    let found = fs::read_dir(place.state())
+        .expect("a directory")
+        .map(|entry| entry.expect("an entry").path());
     let records = found.filter(|path| path.extension().is_some_and(|name| name == "tidepool"));
     let [record] = &records.collect::<Vec<_>>()[..] else { panic!("one record") };
     rewrite(record, |said| drop(said.remove("image")));
@@ -410,7 +425,8 @@ fn a_file_goes_by_all_of_its_names_or_is_refused() {
     fs::rename(&path, &moved).expect("moved");
     let told = refused(&uri(&moved), place.dirty(OURS));
     assert!(told.contains("must not be written over it"), "{told}");
-    fs::rename(place.0.path().join("image.tidepool"), place.0.path().join("moved.tidepool")).expect("moved");
+    fs::rename(place.0.path().join("image.tidepool"), place.0.path().join("moved.tidepool"))
+        .expect("moved");
     place.has(&moved, place.dirty(OURS), End::Clean);
 }
 
@@ -424,8 +440,9 @@ fn with_own_mounts<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
         mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).ok()?;
         Some(work())
     };
-    let done =
-        std::thread::scope(|scope| scope.spawn(own).join().unwrap_or_else(|e| std::panic::resume_unwind(e)));
+    let done = std::thread::scope(|scope| {
+        scope.spawn(own).join().unwrap_or_else(|e| std::panic::resume_unwind(e))
+    });
     if done.is_none() {
         println!("not run: this user may not mount");
     }
@@ -478,7 +495,9 @@ fn a_file_that_is_mounted_by_itself_is_refused_where_its_record_cannot_be_seen()
 
 #[test]
 fn a_copy_that_shares_its_blocks_is_another_file() {
-    for (system, make, bytes) in [("xfs", "mkfs.xfs", 320 * MIB), ("btrfs", "mkfs.btrfs", 256 * MIB)] {
+    for (system, make, bytes) in
+        [("xfs", "mkfs.xfs", 320 * MIB), ("btrfs", "mkfs.btrfs", 256 * MIB)]
+    {
         let place = Place::new();
         let (disk, dir) = (place.file("disk", bytes), place.0.path().join("mounted"));
         fs::create_dir(&dir).expect("a directory");
@@ -494,10 +513,12 @@ fn a_copy_that_shares_its_blocks_is_another_file() {
             }
             let path = place.file("mounted/image", 8 * MIB);
             fs::write(&path, vec![7; 8 * MIB as usize]).expect("content");
-            let [name, copy] = [&path, &dir.join("copy")].map(|path| path.to_string_lossy().into_owned());
+            let [name, copy] =
+                [&path, &dir.join("copy")].map(|path| path.to_string_lossy().into_owned());
             for end in [End::Dirty, End::Killed] {
                 place.has(&path, place.clean(OURS), end);
-                run("cp", &["--reflink=always", "--preserve=all", &name, &copy]).expect("a reflink");
+                run("cp", &["--reflink=always", "--preserve=all", &name, &copy])
+                    .expect("a reflink");
                 let told = refused(&uri(Path::new(&copy)), place.dirty(OURS));
                 assert!(told.contains("must not be written over it"), "{system}: {told}");
                 fs::rename(&path, dir.join("kept")).expect("renamed");
@@ -521,7 +542,8 @@ fn among_two_hundred_swaps_nothing_dirty_goes_to_another_device() {
     let place = Place::new();
     let file = place.file("disks", DISKS * 4 * MIB);
     let part = |disk: u64| (disk * 4 * MIB, 4 * MIB);
-    let Some(devices) = (0..2).map(|n| Loop::over(&file, part(n).0, part(n).1)).collect::<Option<Vec<_>>>()
+    let Some(devices) =
+        (0..2).map(|n| Loop::over(&file, part(n).0, part(n).1)).collect::<Option<Vec<_>>>()
     else {
         return;
     };

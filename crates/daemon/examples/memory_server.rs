@@ -24,8 +24,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
-    let shard =
-        start_with(None, Limits::SHIPPED, move || Ok((MemoryCore::new(options), None, Opened::default())))?;
+    let shard = start_with(None, Limits::SHIPPED, move || {
+        Ok((MemoryCore::new(options), None, Opened::default()))
+    })?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let spec = VolumeSpec {

@@ -1,6 +1,6 @@
-//! Which volumes the reactor was working for when the daemon was ended by an error of its own. One that is named several times in a
-//! short while is left unserved by the next start: a request that ends the daemon, and is sent again by its client, does not take the
-//! other volumes along.
+//! Which volumes the reactor was working for when the daemon was ended by an error of its own. One
+//! that is named several times in a short while is left unserved by the next start: a request that
+//! ends the daemon, and is sent again by its client, does not take the other volumes along.
 
 use crate::failure::{one_line, reason};
 use crate::shard::ShardHandle;
@@ -21,7 +21,8 @@ pub const FILE_NAME: &str = "aborts.log";
 const ABORTS_MAX: usize = 32;
 /// Most bytes of the file that are read.
 const FILE_BYTES_MAX: u64 = 64 << 10;
-/// So many aborts that name one volume, within this time, leave it unserved until so long after the last.
+/// So many aborts that name one volume, within this time, leave it unserved until so long after the
+/// last.
 pub const OF_VOLUME_MAX: usize = 3;
 /// See [`OF_VOLUME_MAX`].
 pub const WITHIN: Duration = Duration::from_secs(600);
@@ -80,7 +81,8 @@ pub fn read(file: &mut File) -> io::Result<Vec<Abort>> {
     Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
 }
 
-/// Adds a note, which is on stable media then. The daemon is about to end: what was noted before is not touched.
+/// Adds a note, which is on stable media then. The daemon is about to end: what was noted before is
+/// not touched.
 fn append(path: &Path, abort: &Abort) -> io::Result<()> {
     let file = state::open_alone(path)?;
     state::append(path, &file, &abort.line()?)
@@ -101,7 +103,9 @@ pub fn left_out(aborts: &[Abort], cache: &str, now_unix_ms: u64) -> BTreeMap<Str
     let within_ms = WITHIN.as_millis() as u64;
     let mut of_volume: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     // A clock that was wrong has noted what is yet to come.
-    for abort in aborts.iter().filter(|abort| abort.cache == cache && abort.time_unix_ms <= now_unix_ms) {
+    for abort in
+        aborts.iter().filter(|abort| abort.cache == cache && abort.time_unix_ms <= now_unix_ms)
+    {
         of_volume.entry(abort.volume.clone()).or_default().push(abort.time_unix_ms);
     }
     let decide = |(volume, mut times): (String, Vec<u64>)| {
@@ -162,10 +166,15 @@ impl Aborts {
         }
     }
 
-    /// The volume that the reactor is working for, and a note about it that a thread of its own writes.
+    /// The volume that the reactor is working for, and a note about it that a thread of its own
+    /// writes.
     pub(crate) fn note(&self) -> Option<Note> {
         let volume = self.shard.works_for().filter(|name| !is_parent_name(name))?;
-        let abort = Abort { time_unix_ms: now_unix_ms(), cache: self.cache.clone(), volume: volume.clone() };
+        let abort = Abort {
+            time_unix_ms: now_unix_ms(),
+            cache: self.cache.clone(),
+            volume: volume.clone(),
+        };
         let (written, wait) = mpsc::channel();
         if let Some(path) = self.path.clone() {
             let abort = abort.clone();
@@ -213,7 +222,8 @@ impl Note {
     }
 }
 
-/// Notes for which volume the reactor was working if it is the thread that panics. Returns what there is to say about that.
+/// Notes for which volume the reactor was working if it is the thread that panics. Returns what
+/// there is to say about that.
 pub fn note_panic() -> String {
     let note = match std::thread::current().name() {
         Some("reactor") => ABORTS.get().and_then(Aborts::note),
@@ -268,7 +278,8 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join(FILE_NAME);
         std::fs::write(&path, "nonsense\n{\"time_unix_ms\":1}\n\0\n").expect("written");
-        let all: Vec<Abort> = (0..ABORTS_MAX as u64 + 9).flat_map(|n| aborts(&[(n, "a")])).collect();
+        let all: Vec<Abort> =
+            (0..ABORTS_MAX as u64 + 9).flat_map(|n| aborts(&[(n, "a")])).collect();
         for abort in &all {
             append(&path, abort).expect("written");
         }

@@ -1,4 +1,5 @@
-//! Who has given a command that can lose data or changes whose it is: one line in the log and in a file of its own, with the result.
+//! Who has given a command that can lose data or changes whose it is: one line in the log and in a
+//! file of its own, with the result.
 
 use crate::failure::{one_line, reason};
 use crate::state;
@@ -18,7 +19,8 @@ use tracing::{info, warn};
 pub const TARGET: &str = "audit";
 /// The file's name in the [state directory](state::directory).
 pub const FILE_NAME: &str = "audit.log";
-/// Size in bytes that the file has at most. What it had before is in one more file then, whose name ends in `.1`.
+/// Size in bytes that the file has at most. What it had before is in one more file then, whose name
+/// ends in `.1`.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Longest command, result and name of a program in a line, in bytes.
 const COMMAND_BYTES_MAX: usize = 2048;
@@ -69,7 +71,8 @@ impl Caller {
             Some(plain_within(String::from_utf8_lossy(&text).trim(), PROGRAM_BYTES_MAX))
         };
         // A process outside of all login sessions has the largest number.
-        let login_uid = read("loginuid").and_then(|uid| uid.parse().ok()).filter(|uid| *uid != u32::MAX);
+        let login_uid =
+            read("loginuid").and_then(|uid| uid.parse().ok()).filter(|uid| *uid != u32::MAX);
         Caller {
             uid: None,
             login_uid,
@@ -81,7 +84,8 @@ impl Caller {
 
     /// It for people.
     fn text(&self) -> String {
-        let number = |number: Option<u32>| number.map_or_else(|| "unknown".to_owned(), |n| n.to_string());
+        let number =
+            |number: Option<u32>| number.map_or_else(|| "unknown".to_owned(), |n| n.to_string());
         let mut text = format!("uid {}", number(self.uid));
         for (what, uid) in [("login", self.login_uid), ("sudo", self.sudo_uid)] {
             if let Some(uid) = uid {
@@ -161,7 +165,8 @@ fn previous(path: &Path) -> PathBuf {
 /// A line on its way to the file, and who waits for it.
 type Sent = (Vec<u8>, oneshot::Sender<()>);
 
-/// The daemon's audit: a thread of its own writes the file, so that nobody waits for its disk for long.
+/// The daemon's audit: a thread of its own writes the file, so that nobody waits for its disk for
+/// long.
 #[derive(Debug)]
 pub struct Audit {
     lines: Option<SyncSender<Sent>>,
@@ -234,10 +239,16 @@ fn write_all(path: &Path, sent: &Receiver<Sent>) {
     let mut failed = false;
     for (line, written) in sent {
         match append(path, &line, FILE_BYTES_MAX) {
-            Ok(()) if std::mem::take(&mut failed) => info!("audit lines are in {} again", path.display()),
+            Ok(()) if std::mem::take(&mut failed) => {
+                info!("audit lines are in {} again", path.display())
+            }
             Ok(()) => {}
             Err(e) if !std::mem::replace(&mut failed, true) => {
-                warn!("audit lines are in the log only: cannot write {}: {}", path.display(), reason(&e));
+                warn!(
+                    "audit lines are in the log only: cannot write {}: {}",
+                    path.display(),
+                    reason(&e)
+                );
             }
             Err(_) => {}
         }
@@ -259,8 +270,14 @@ mod tests {
         assert_eq!(text.lines().count(), 1, "{text}");
         let read: serde_json::Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!(read["command"], "volume snap rm vm1 'x?{\"uid\":0}?[31m?'");
-        assert_eq!((&read["result"], &read["uid"]), (&"no such thing".into(), &serde_json::Value::Null));
-        assert!(Line::new(Caller::default(), &"ä".repeat(4000), "").command.len() <= COMMAND_BYTES_MAX + 3);
+        assert_eq!(
+            (&read["result"], &read["uid"]),
+            (&"no such thing".into(), &serde_json::Value::Null)
+        );
+        assert!(
+            Line::new(Caller::default(), &"ä".repeat(4000), "").command.len()
+                <= COMMAND_BYTES_MAX + 3
+        );
     }
 
     #[test]

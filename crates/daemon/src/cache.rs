@@ -107,8 +107,8 @@ fn look(path: &Path) -> Result<Found, MakeError> {
     }
 }
 
-/// Makes sure that there is a cache at `path`: creates one of `size` where there is nothing. An existing one
-/// is left as it is; whether it is a cache shows when it is opened.
+/// Makes sure that there is a cache at `path`: creates one of `size` where there is nothing. An
+/// existing one is left as it is; whether it is a cache shows when it is opened.
 ///
 /// # Errors
 /// See [`MakeError`]; nothing has been changed then.
@@ -119,7 +119,9 @@ pub fn ensure(path: &Path, size: Option<Size>, progress: Progress<'_>) -> Result
         (Found::File { size_bytes }, Some(wanted)) if !same_size(size_bytes, wanted) => {
             Err(MakeError::OtherSize { path: path.to_owned(), found: Size(size_bytes), wanted })
         }
-        (Found::BlockDevice, Some(size)) if CacheFile::open(path)?.is_blank()? => make(path, size, progress),
+        (Found::BlockDevice, Some(size)) if CacheFile::open(path)?.is_blank()? => {
+            make(path, size, progress)
+        }
         _ => Ok(()),
     }
 }
@@ -162,7 +164,8 @@ fn keep_dirty(path: &Path, cache: &CacheFile) -> Result<(), MakeError> {
     }
 }
 
-/// Makes a new cache of `size`. What is there is lost, if `replace` allows that. A block device without a `size` is used whole.
+/// Makes a new cache of `size`. What is there is lost, if `replace` allows that. A block device
+/// without a `size` is used whole.
 ///
 /// # Errors
 /// See [`MakeError`]; what `replace` does not allow to be lost has not been changed.
@@ -180,7 +183,8 @@ pub fn format(
     match look(path)? {
         Found::Nothing => make(path, size.ok_or_else(needs_size)?, progress),
         Found::File { size_bytes } if replace != Replace::Nothing => {
-            // The lock tells whether somebody uses it; the descriptor is held until the new one stands.
+            // The lock tells whether somebody uses it; the descriptor is held until the new one
+            // stands.
             let old = CacheFile::open(path)?;
             keep(&old)?;
             make(path, size.unwrap_or(Size(size_bytes)), progress)
@@ -217,7 +221,8 @@ fn make(path: &Path, size: Size, progress: Progress<'_>) -> Result<(), MakeError
     }
     let unfinished = unfinished_path(path);
     clear_unfinished(path, &unfinished)?;
-    let cache = CacheFile::create(&unfinished, size.0).map_err(|e| MakeError::Device(renamed(e, path)))?;
+    let cache =
+        CacheFile::create(&unfinished, size.0).map_err(|e| MakeError::Device(renamed(e, path)))?;
     let size_bytes = cache.len_bytes();
     if let Err(error) = write(&cache, path, size_bytes, progress) {
         cache.discard();
@@ -247,8 +252,14 @@ fn clear_unfinished(path: &Path, unfinished: &Path) -> Result<(), MakeError> {
     }
 }
 
-fn write(cache: &CacheFile, path: &Path, size_bytes: u64, progress: Progress<'_>) -> Result<(), MakeError> {
-    let options = FormatOptions { uuid: Uuid::new_v4().into_bytes(), size_bytes, segment_bytes: None };
+fn write(
+    cache: &CacheFile,
+    path: &Path,
+    size_bytes: u64,
+    progress: Progress<'_>,
+) -> Result<(), MakeError> {
+    let options =
+        FormatOptions { uuid: Uuid::new_v4().into_bytes(), size_bytes, segment_bytes: None };
     tidepool_engine::format_device(&mut cache.blocking(), &options, progress)
         .map_err(|source| MakeError::Format { path: path.to_owned(), source })
 }
@@ -263,7 +274,9 @@ fn renamed(error: CacheError, path: &Path) -> CacheError {
         CacheError::NotBlank(_) => CacheError::NotBlank(name()),
         CacheError::InUse { holder, .. } => CacheError::InUse { path: name(), holder },
         CacheError::TooSmall { size, .. } => CacheError::TooSmall { path: name(), size },
-        CacheError::DiskFull { wanted, free, .. } => CacheError::DiskFull { path: name(), wanted, free },
+        CacheError::DiskFull { wanted, free, .. } => {
+            CacheError::DiskFull { path: name(), wanted, free }
+        }
         CacheError::TooLarge { wanted, .. } => CacheError::TooLarge { path: name(), wanted },
         CacheError::Io { action, source, .. } => CacheError::Io { path: name(), action, source },
     }

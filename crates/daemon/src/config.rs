@@ -263,7 +263,8 @@ impl Config {
     /// # Errors
     /// One line that names the file, the position in it, and what would be right.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
-        let text = read_text(path).map_err(|why| ConfigError::Read { path: path.to_owned(), why })?;
+        let text =
+            read_text(path).map_err(|why| ConfigError::Read { path: path.to_owned(), why })?;
         Config::parse(path, &text)
     }
 
@@ -274,12 +275,18 @@ impl Config {
     pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
         toml::from_str(text).map_err(|error| {
             let (line, column) = position(text, error.span().map_or(0, |span| span.start));
-            ConfigError::Invalid { path: path.to_owned(), line, column, why: explain(error.message()) }
+            ConfigError::Invalid {
+                path: path.to_owned(),
+                line,
+                column,
+                why: explain(error.message()),
+            }
         })
     }
 
-    /// These settings where they say something, else those of `file`. Lists (`nbd` and those of peers) are
-    /// replaced as a whole; volumes are put together, one that both name is taken from here.
+    /// These settings where they say something, else those of `file`. Lists (`nbd` and those of
+    /// peers) are replaced as a whole; volumes are put together, one that both name is taken from
+    /// here.
     pub fn over(self, file: Config) -> Config {
         let mut volume = file.volume;
         volume.extend(self.volume);
@@ -296,10 +303,18 @@ impl Config {
             drain: self.drain.or(file.drain),
             peer: if self.peer.is_empty() { file.peer } else { self.peer },
             without_peer: self.without_peer.or(file.without_peer),
-            peer_listen: if self.peer_listen.is_empty() { file.peer_listen } else { self.peer_listen },
+            peer_listen: if self.peer_listen.is_empty() {
+                file.peer_listen
+            } else {
+                self.peer_listen
+            },
             peer_tls: self.peer_tls.or(file.peer_tls),
             peer_allow: if self.peer_allow.is_empty() { file.peer_allow } else { self.peer_allow },
-            peer_images: if self.peer_images.is_empty() { file.peer_images } else { self.peer_images },
+            peer_images: if self.peer_images.is_empty() {
+                file.peer_images
+            } else {
+                self.peer_images
+            },
         }
     }
 }
@@ -441,7 +456,11 @@ mod tests {
             ("[volume]\n\"a b\" = \"file:/x\"", "line 2, column", "a b"),
             ("[volume]\nv = \"nowhere\"", "line 2, column 5", "nowhere"),
             ("[volume.v]\nmode = \"write-back\"", "line", "backend"),
-            ("[volume.v]\nbackend = \"file:/x\"\nallow = [\"uid:0\"]", "line", "name its path, too (socket)"),
+            (
+                "[volume.v]\nbackend = \"file:/x\"\nallow = [\"uid:0\"]",
+                "line",
+                "name its path, too (socket)",
+            ),
             (
                 "[volume.v]\nbackend = \"file:/x\"\nsocket = \"/s\"\nsocket-mode = \"rw\"",
                 "line 4",

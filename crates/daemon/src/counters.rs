@@ -1,5 +1,5 @@
-//! The counters of the core and the reactor by name: one list for status and metrics. Units are base
-//! units and stand last in a name.
+//! The counters of the core and the reactor by name: one list for status and metrics. Units are
+//! base units and stand last in a name.
 
 use crate::admin::BackendState;
 use crate::health::backend_state;
@@ -109,7 +109,11 @@ fn of_requests(count: &VolumeCounters) -> Vec<Number> {
             count.parent_blocks,
         ),
         counter("admitted_blocks", "Blocks admitted to the read cache", count.admitted_blocks),
-        counter("evicted_blocks", "Clean blocks that left the cache for want of room", count.evicted_blocks),
+        counter(
+            "evicted_blocks",
+            "Clean blocks that left the cache for want of room",
+            count.evicted_blocks,
+        ),
         counter(
             "bypass_overtaken_blocks",
             "Miss blocks not admitted because a write, discard or fill overtook them",
@@ -134,18 +138,30 @@ fn of_backend(count: &VolumeCounters) -> Vec<Number> {
         counter("backend_reads", "Read operations sent to the backend", count.backend_reads),
         counter("backend_read_bytes", "Bytes read from the backend", count.backend_read_bytes),
         counter("backend_writes", "Write operations sent to the backend", count.backend_writes),
-        counter("backend_written_bytes", "Bytes written to the backend", count.backend_written_bytes),
+        counter(
+            "backend_written_bytes",
+            "Bytes written to the backend",
+            count.backend_written_bytes,
+        ),
         counter("backend_errors", "Backend operations that failed", count.backend_errors),
         counter("groups", "Groups of the drain that were ended", count.groups),
         counter("redo_bytes", "Bytes of redo written beside the image", count.redo_bytes),
         counter("drained_blocks", "Dirty blocks drained", count.drained_blocks),
-        counter("corrupt_blocks", "Cached blocks whose checksum did not match", count.corrupt_blocks),
+        counter(
+            "corrupt_blocks",
+            "Cached blocks whose checksum did not match",
+            count.corrupt_blocks,
+        ),
         counter(
             "repaired_blocks",
             "Dirty blocks among them that came back from the second copy",
             count.repaired_blocks,
         ),
-        counter("quota_waits", "Writes that waited because the dirty quota was reached", count.quota_waits),
+        counter(
+            "quota_waits",
+            "Writes that waited because the dirty quota was reached",
+            count.quota_waits,
+        ),
         seconds(
             Kind::Counter,
             "held_seconds",
@@ -174,7 +190,11 @@ pub fn of_volume_now(volume: &ShardVolumeStatus) -> Vec<Number> {
             "Age of the oldest byte that is not in the backend",
             status.dirty_age_ns,
         ),
-        gauge("exposed_bytes", "Bytes that would be lost if the cache device died now", status.exposed_bytes),
+        gauge(
+            "exposed_bytes",
+            "Bytes that would be lost if the cache device died now",
+            status.exposed_bytes,
+        ),
         seconds(
             Kind::Gauge,
             "exposed_seconds",
@@ -182,7 +202,11 @@ pub fn of_volume_now(volume: &ShardVolumeStatus) -> Vec<Number> {
             status.exposed_age_ns,
         ),
         gauge("cached_bytes", "Bytes in the cache, dirty and clean", status.cached_bytes),
-        gauge("lost_blocks", "Blocks that read as errors because no good copy is left", status.lost_blocks),
+        gauge(
+            "lost_blocks",
+            "Blocks that read as errors because no good copy is left",
+            status.lost_blocks,
+        ),
         gauge(
             "drain_writes_in_flight",
             "Writes of the drain that the backend has not answered",
@@ -193,7 +217,11 @@ pub fn of_volume_now(volume: &ShardVolumeStatus) -> Vec<Number> {
             "1 while backend operations fail, for want of room or otherwise",
             u64::from(matches!(backend, BackendState::Failing | BackendState::Full)),
         ),
-        gauge("backend_full", "1 while the backend has no room", u64::from(backend == BackendState::Full)),
+        gauge(
+            "backend_full",
+            "1 while the backend has no room",
+            u64::from(backend == BackendState::Full),
+        ),
         gauge(
             "backend_slow",
             "1 while the backend has not answered for seconds",
@@ -219,7 +247,11 @@ pub fn of_device(device: &DeviceStatus) -> Vec<Number> {
         gauge("segments_free", "Segments that hold nothing", device.segments_free),
         gauge("segments_dirty", "Segments that hold dirty blocks", device.segments_dirty),
         gauge("reclaiming", "1 while a segment is being reclaimed", u64::from(device.reclaiming)),
-        gauge("checkpointing", "1 while a checkpoint is being written", u64::from(device.checkpointing)),
+        gauge(
+            "checkpointing",
+            "1 while a checkpoint is being written",
+            u64::from(device.checkpointing),
+        ),
         counter("records", "Records written", device.records),
         counter("appends", "Device writes, each of one or more records", device.appends),
         counter("appended_bytes", "Bytes written to the cache device", device.appended_bytes),

@@ -10,8 +10,11 @@ pub fn commands(uri: &BackendUri) -> Vec<String> {
             vec![drive(&path.replace(',', ",,"))]
         }
         BackendUri::Rbd { pool, namespace, image, snapshot, conf, id } => {
-            let names: Vec<&str> =
-                [pool, namespace, image].into_iter().map(String::as_str).filter(|n| !n.is_empty()).collect();
+            let names: Vec<&str> = [pool, namespace, image]
+                .into_iter()
+                .map(String::as_str)
+                .filter(|n| !n.is_empty())
+                .collect();
             let mut options = String::new();
             let mut flags = String::new();
             if let Some(id) = id {
@@ -26,7 +29,8 @@ pub fn commands(uri: &BackendUri) -> Vec<String> {
             let escaped_names: Vec<String> = names.iter().map(|name| escaped(name)).collect();
             let at = snapshot.as_ref().map(|snapshot| format!("@{snapshot}")).unwrap_or_default();
             let source = format!("rbd:{}{at}{options}", escaped_names.join("/"));
-            let info = format!("rbd{flags} info {}", quoted(&(uri.rbd_image().unwrap_or_default() + &at)));
+            let info =
+                format!("rbd{flags} info {}", quoted(&(uri.rbd_image().unwrap_or_default() + &at)));
             vec![drive(&source.replace(',', ",,")), info]
         }
         BackendUri::Nbd(uri) => {
@@ -37,7 +41,10 @@ pub fn commands(uri: &BackendUri) -> Vec<String> {
 }
 
 fn drive(file: &str) -> String {
-    format!("qemu-system-x86_64 … -drive {}", quoted(&format!("file={file},format=raw,if=virtio,cache=none")))
+    format!(
+        "qemu-system-x86_64 … -drive {}",
+        quoted(&format!("file={file},format=raw,if=virtio,cache=none"))
+    )
 }
 
 /// Protects what QEMU's `rbd:` syntax would take for structure.

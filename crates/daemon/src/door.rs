@@ -67,7 +67,8 @@ impl Resolved {
     }
 }
 
-/// A process must have one of the uids, where some are named, and be in or below one of the cgroups, where some are named.
+/// A process must have one of the uids, where some are named, and be in or below one of the
+/// cgroups, where some are named.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Access {
     uids: Vec<u32>,
@@ -175,8 +176,9 @@ fn pidfd_of(socket: BorrowedFd<'_>) -> std::io::Result<Option<OwnedFd>> {
     }
 }
 
-/// The cgroup of the process that has connected. The pidfd, looked at afterwards, proves that the number was still that process's
-/// when its cgroup was read. A kernel without one leaves a moment in which another process may have got the number.
+/// The cgroup of the process that has connected. The pidfd, looked at afterwards, proves that the
+/// number was still that process's when its cgroup was read. A kernel without one leaves a moment
+/// in which another process may have got the number.
 fn cgroup_of(socket: BorrowedFd<'_>, peer: &PeerProcess) -> Result<String, String> {
     let gone = || "its process has ended".to_owned();
     let pidfd = pidfd_of(socket).map_err(|_| gone())?;
@@ -194,7 +196,8 @@ fn cgroup_of(socket: BorrowedFd<'_>, peer: &PeerProcess) -> Result<String, Strin
     unified.ok_or_else(|| "this host has no unified cgroup hierarchy".to_owned())
 }
 
-/// The cgroup of the unified hierarchy that `/proc/PID/cgroup` names. A carriage return at its end is a part of its name.
+/// The cgroup of the unified hierarchy that `/proc/PID/cgroup` names. A carriage return at its end
+/// is a part of its name.
 pub fn unified_cgroup(text: &str) -> Option<&str> {
     text.split('\n').find_map(|line| line.strip_prefix("0::"))
 }
@@ -202,14 +205,16 @@ pub fn unified_cgroup(text: &str) -> Option<&str> {
 /// Whether a cgroup is this one, or below it.
 pub fn is_within(cgroup: &str, allowed: &str) -> bool {
     let mut names = cgroup.split('/');
-    allowed
-        .split('/')
-        .all(|allowed| names.next().is_some_and(|name| matches(name.as_bytes(), allowed.as_bytes())))
+    allowed.split('/').all(|allowed| {
+        names.next().is_some_and(|name| matches(name.as_bytes(), allowed.as_bytes()))
+    })
 }
 
-/// Whether a name is this pattern, in which a star stands for one or more digits: for any text, the name of another guest would do.
+/// Whether a name is this pattern, in which a star stands for one or more digits: for any text, the
+/// name of another guest would do.
 fn matches(name: &[u8], pattern: &[u8]) -> bool {
-    // So many bytes of the name may be what the pattern so far stands for: the time is bounded by the product of the two lengths.
+    // So many bytes of the name may be what the pattern so far stands for: the time is bounded by
+    // the product of the two lengths.
     let mut ends = vec![false; name.len() + 1];
     ends[0] = true;
     for wanted in pattern {
@@ -347,8 +352,12 @@ mod tests {
         };
         assert_eq!(check(&[], &[]), Ok(()));
         assert_eq!(check(&[peer.uid + 1, peer.uid], &[]), Ok(()));
-        assert_eq!(check(&[peer.uid + 1], &[]), Err(format!("uid {} is not in its allow list", peer.uid)));
-        let elsewhere = check(&[peer.uid], &["/no-process-is-in-here"]).expect_err("another cgroup");
+        assert_eq!(
+            check(&[peer.uid + 1], &[]),
+            Err(format!("uid {} is not in its allow list", peer.uid))
+        );
+        let elsewhere =
+            check(&[peer.uid], &["/no-process-is-in-here"]).expect_err("another cgroup");
         assert!(elsewhere.contains("cgroup"), "{elsewhere}");
         assert!(check(&[peer.uid + 1], &["/no-process-is-in-here"]).is_err());
         drop(client);

@@ -18,14 +18,15 @@ pub fn reason(error: &io::Error) -> String {
     }
 }
 
-/// From now on a limit on the size of files (`ulimit -f`) is the error of the write that meets it, and not the
-/// end of the process.
+/// From now on a limit on the size of files (`ulimit -f`) is the error of the write that meets it,
+/// and not the end of the process.
 pub fn limits_are_errors() {
     // SAFETY: no handler is installed, so nothing runs in a signal's context.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// Any message on one line as a terminal may show it, whatever a library or somebody else put into it.
+/// Any message on one line as a terminal may show it, whatever a library or somebody else put into
+/// it.
 pub fn one_line(message: impl Display) -> String {
     plain(&message.to_string().split_whitespace().collect::<Vec<_>>().join(" "))
 }

@@ -1,5 +1,5 @@
-//! The sockets of the daemon: bound before anything else is touched, so that an address in use stops
-//! the start while it is still harmless.
+//! The sockets of the daemon: bound before anything else is touched, so that an address in use
+//! stops the start while it is still harmless.
 
 use crate::door::Resolved;
 use crate::failure::reason;
@@ -88,7 +88,8 @@ pub struct Listening {
     file: Option<SocketFile>,
 }
 
-/// The file of a unix socket, removed when dropped, unless somebody has put another one in its place.
+/// The file of a unix socket, removed when dropped, unless somebody has put another one in its
+/// place.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -101,8 +102,8 @@ impl Drop for SocketFile {
         let ours = std::fs::symlink_metadata(&self.path)
             .is_ok_and(|found| (found.dev(), found.ino()) == (self.device, self.inode));
         if ours {
-            // The process ends: there is nobody left to tell about a file that stays behind, and the
-            // next start replaces it.
+            // The process ends: there is nobody left to tell about a file that stays behind, and
+            // the next start replaces it.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -166,8 +167,8 @@ impl Listening {
     }
 }
 
-/// Binds a TCP socket. The kernel keeps that of a killed process for a moment, and does not say whose it
-/// is: so an address in use is tried for a while.
+/// Binds a TCP socket. The kernel keeps that of a killed process for a moment, and does not say
+/// whose it is: so an address in use is tried for a while.
 fn bind_tcp(name: &str, address: impl ToSocketAddrs) -> Result<TcpListener, ListenError> {
     let start = Instant::now();
     loop {
@@ -192,11 +193,13 @@ struct Marks {
     group: Option<Gid>,
 }
 
-/// Binds a unix socket. A socket file without a listener is what a killed daemon leaves: it is replaced.
+/// Binds a unix socket. A socket file without a listener is what a killed daemon leaves: it is
+/// replaced.
 ///
-/// The file is made in a directory that only this process's user may enter, gets its owner and mode there, is listened on there, and is
-/// renamed to its path. So a process that finds it finds it as it is to be, and no symbolic link is followed: neither by what changes the
-/// file, which nobody else can reach, nor by the rename, which does not follow any and replaces nothing.
+/// The file is made in a directory that only this process's user may enter, gets its owner and mode
+/// there, is listened on there, and is renamed to its path. So a process that finds it finds it as
+/// it is to be, and no symbolic link is followed: neither by what changes the file, which nobody
+/// else can reach, nor by the rename, which does not follow any and replaces nothing.
 fn bind_unix(path: &Path, marks: &Marks) -> Result<Listening, ListenError> {
     let fail = |error: io::Error| match error.kind() {
         io::ErrorKind::AddrInUse | io::ErrorKind::AlreadyExists => {
@@ -212,17 +215,26 @@ fn bind_unix(path: &Path, marks: &Marks) -> Result<Listening, ListenError> {
     let name = path.file_name().ok_or_else(|| fail(io::ErrorKind::InvalidInput.into()))?;
     // Clients must be able to name it.
     SocketAddrUnix::new(path).map_err(|_| ListenError::TooLong { path: path.to_owned() })?;
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let directory =
-        rustix::fs::open(parent, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(failed)?;
-    // Between the check for a stale file and the rename another daemon of this user must not do that. The lock goes with the descriptor.
+    let parent =
+        path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory = rustix::fs::open(
+        parent,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .map_err(failed)?;
+    // Between the check for a stale file and the rename another daemon of this user must not do
+    // that. The lock goes with the descriptor.
     let _turn = lock_briefly();
     clear_stale(path, marks.owner)?;
     let private = Private::make(&directory, parent).map_err(failed)?;
-    let socket =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-            .map_err(failed)?;
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(failed)?;
     rustix::net::bind(&socket, &private.address(name).map_err(failed)?).map_err(failed)?;
     let flags = AtFlags::SYMLINK_NOFOLLOW;
     let marked = || -> Result<rustix::fs::Stat, ListenError> {
@@ -237,7 +249,10 @@ fn bind_unix(path: &Path, marks: &Marks) -> Result<Listening, ListenError> {
         let group = marks.group.filter(|group| group.as_raw() != made.st_gid);
         if owner.is_some() || group.is_some() {
             let given = rustix::fs::chownat(&private.fd, name, owner, group, flags);
-            given.map_err(|e| ListenError::Chown { path: path.to_owned(), why: reason(&e.into()) })?;
+            given.map_err(|e| ListenError::Chown {
+                path: path.to_owned(),
+                why: reason(&e.into()),
+            })?;
         }
         rustix::net::listen(&socket, BACKLOG).map_err(failed)?;
         match rustix::fs::renameat_with(&private.fd, name, &directory, name, RenameFlags::NOREPLACE) {
@@ -256,7 +271,8 @@ fn bind_unix(path: &Path, marks: &Marks) -> Result<Listening, ListenError> {
     Ok(Listening { socket, file: Some(file) })
 }
 
-/// A directory beside a socket's path that only this process's user may enter; it is removed when dropped.
+/// A directory beside a socket's path that only this process's user may enter; it is removed when
+/// dropped.
 struct Private<'a> {
     parent: &'a OwnedFd,
     name: String,
@@ -286,11 +302,12 @@ impl<'a> Private<'a> {
         Err(Errno::EXIST)
     }
 
-    /// The address of a socket in it. Its descriptor stands for the path where that is too long, and where others may write to the
-    /// directory around it: they could put a link in its place.
+    /// The address of a socket in it. Its descriptor stands for the path where that is too long,
+    /// and where others may write to the directory around it: they could put a link in its place.
     fn address(&self, name: &OsStr) -> Result<SocketAddrUnix, Errno> {
         let around = rustix::fs::fstat(self.parent)?;
-        let is_own = around.st_uid == rustix::process::geteuid().as_raw() && around.st_mode & 0o022 == 0;
+        let is_own =
+            around.st_uid == rustix::process::geteuid().as_raw() && around.st_mode & 0o022 == 0;
         let by_path = SocketAddrUnix::new(self.path.join(name)).ok().filter(|_| is_own);
         by_path.map_or_else(
             || {
@@ -309,8 +326,9 @@ impl Drop for Private<'_> {
     }
 }
 
-/// Tries to lock a file of this user's own for at most a second: a process that may read a file could hold its lock. Without it two daemons that
-/// start in one instant could take each other's socket for a stale one; that is no reason not to start.
+/// Tries to lock a file of this user's own for at most a second: a process that may read a file
+/// could hold its lock. Without it two daemons that start in one instant could take each other's
+/// socket for a stale one; that is no reason not to start.
 fn lock_briefly() -> Option<File> {
     const NAME: &str = "sockets.lock";
     let file = state::open(&state::directory()?.join(NAME)).ok()?;
@@ -323,9 +341,11 @@ fn lock_briefly() -> Option<File> {
     None
 }
 
-/// Removes a socket file that nobody listens on. It must be this process's user's, or of who is to have it.
+/// Removes a socket file that nobody listens on. It must be this process's user's, or of who is to
+/// have it.
 fn clear_stale(path: &Path, wanted: Option<Uid>) -> Result<(), ListenError> {
-    let system = |e: io::Error| ListenError::System { address: path.display().to_string(), why: reason(&e) };
+    let system =
+        |e: io::Error| ListenError::System { address: path.display().to_string(), why: reason(&e) };
     let found = match std::fs::symlink_metadata(path) {
         Ok(found) => found,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -348,8 +368,8 @@ fn clear_stale(path: &Path, wanted: Option<Uid>) -> Result<(), ListenError> {
     }
 }
 
-/// Who listens on a unix socket. The kernel keeps the socket of a process that was killed open for a
-/// moment, until its io_uring is gone: that counts as nobody.
+/// Who listens on a unix socket. The kernel keeps the socket of a process that was killed open for
+/// a moment, until its io_uring is gone: that counts as nobody.
 fn listener_of(path: &Path) -> Result<Option<u32>, Errno> {
     let address = SocketAddrUnix::new(path)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -380,7 +400,8 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     fn scratch(name: &str) -> PathBuf {
-        let path = std::env::temp_dir().join(format!("tidepool-listen-{}-{name}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("tidepool-listen-{}-{name}", std::process::id()));
         let _ = std::fs::remove_file(&path);
         path
     }

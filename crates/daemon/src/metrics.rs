@@ -16,8 +16,8 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 
 /// Upper bounds of the latency buckets in microseconds: from a hit in memory to a stuck backend.
 const LATENCY_BOUNDS_US: [u64; 20] = [
-    10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000,
-    1_000_000, 2_000_000, 5_000_000, 10_000_000, 60_000_000,
+    10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000,
+    500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000, 60_000_000,
 ];
 
 /// What a scrape is made of.
@@ -93,8 +93,10 @@ impl Sample {
         encode_rows(encoder, &of_core.collect::<Vec<Row<'_>>>())?;
         let of_reports = self.volumes.iter().map(|volume| (volume.name.as_str(), exposure(volume)));
         encode_rows(encoder, &of_reports.collect::<Vec<Row<'_>>>())?;
-        let paired =
-            self.volumes.iter().filter_map(|v| Some((v.name.as_str(), replication(v.replication.as_ref()?))));
+        let paired = self
+            .volumes
+            .iter()
+            .filter_map(|v| Some((v.name.as_str(), replication(v.replication.as_ref()?))));
         encode_rows(encoder, &paired.collect::<Vec<Row<'_>>>())
     }
 
@@ -103,7 +105,8 @@ impl Sample {
             return Ok(());
         }
         let help = "1 for the state that the volume is in";
-        let mut metric = encoder.encode_descriptor("volume_state", help, None, MetricType::Gauge)?;
+        let mut metric =
+            encoder.encode_descriptor("volume_state", help, None, MetricType::Gauge)?;
         for volume in &self.volumes {
             for state in State::ALL {
                 let labels = [("volume", volume.name.as_str()), ("state", state.as_str())];
@@ -131,7 +134,8 @@ impl Sample {
                 ("write", &volume.write_latency),
                 ("flush", &volume.flush_latency),
             ] {
-                let labels = [("volume", volume.status.spec.name.as_str()), ("operation", operation)];
+                let labels =
+                    [("volume", volume.status.spec.name.as_str()), ("operation", operation)];
                 let sum = histogram.mean() * histogram.len() as f64 / 1e9;
                 metric.encode_family(&labels)?.encode_histogram::<NoLabelSet>(
                     sum,
@@ -189,7 +193,8 @@ fn exposure(volume: &VolumeReport) -> Vec<Number> {
 
 fn single(encoder: &mut DescriptorEncoder<'_>, part: &str, number: &Number) -> fmt::Result {
     let name = format!("{part}_{}", number.name());
-    let metric = encoder.encode_descriptor(&name, number.help(), None, metric_type(number.kind()))?;
+    let metric =
+        encoder.encode_descriptor(&name, number.help(), None, metric_type(number.kind()))?;
     value(metric, number)
 }
 
@@ -198,7 +203,8 @@ fn encode_rows(encoder: &mut DescriptorEncoder<'_>, rows: &[Row<'_>]) -> fmt::Re
     let Some((_, first)) = rows.first() else { return Ok(()) };
     for (column, number) in first.iter().enumerate() {
         let name = format!("volume_{}", number.name());
-        let mut metric = encoder.encode_descriptor(&name, number.help(), None, metric_type(number.kind()))?;
+        let mut metric =
+            encoder.encode_descriptor(&name, number.help(), None, metric_type(number.kind()))?;
         for (volume, numbers) in rows {
             value(metric.encode_family(&[("volume", *volume)])?, &numbers[column])?;
         }
@@ -266,7 +272,11 @@ mod tests {
         }
         let buckets = buckets(&histogram);
         assert_eq!(buckets.iter().map(|(_, count)| count).sum::<u64>(), 6);
-        assert_eq!(buckets[0], (10e-6, 1), "10 000 ns is recorded in a step that ends above the bound");
+        assert_eq!(
+            buckets[0],
+            (10e-6, 1),
+            "10 000 ns is recorded in a step that ends above the bound"
+        );
         assert_eq!(buckets.last(), Some(&(f64::INFINITY, 1)));
     }
 }

@@ -1,7 +1,8 @@
 //! Turns the shard's numbers into the admin API's reports.
 
 use crate::admin::{
-    BackendState, Exposure, Followed, Latency, Owner, Replication, State, VolumeNumbers, VolumeReport,
+    BackendState, Exposure, Followed, Latency, Owner, Replication, State, VolumeNumbers,
+    VolumeReport,
 };
 use crate::counters::{self, by_name};
 use crate::health::backend_state;
@@ -84,7 +85,8 @@ pub fn volume(volume: &ShardVolumeStatus, known: Known) -> VolumeReport {
         seconds,
         bytes: status.exposed_bytes,
         accepted_seconds: known.accept_loss.map(Duration::as_seconds),
-        exceeded: !in_sync && known.accept_loss.is_some_and(|accepted| seconds > accepted.as_seconds()),
+        exceeded: !in_sync
+            && known.accept_loss.is_some_and(|accepted| seconds > accepted.as_seconds()),
     };
     VolumeReport {
         name: status.spec.name.clone(),
@@ -203,16 +205,21 @@ fn trouble(volume: &ShardVolumeStatus) -> Option<String> {
     match (status.state, volume.backend_error) {
         (VolumeState::Fenced, _) => Some(fenced(volume)),
         (VolumeState::Failed, _) => Some("data is lost that cannot be named block by block".into()),
-        (_, Some(IoError::Full)) => Some("the backend is full: it takes nothing until there is room".into()),
+        (_, Some(IoError::Full)) => {
+            Some("the backend is full: it takes nothing until there is room".into())
+        }
         (_, Some(IoError::Fenced)) => Some(fenced(volume)),
         (_, Some(IoError::Errno(errno))) => {
             let error = std::io::Error::from_raw_os_error(errno);
-            let way_out = if errno == libc::ENOENT { if_gone(&status.spec.name) } else { String::new() };
+            let way_out =
+                if errno == libc::ENOENT { if_gone(&status.spec.name) } else { String::new() };
             Some(format!("the backend fails: {}{way_out}", crate::failure::reason(&error)))
         }
         (_, None) if status.lost_blocks > 0 => {
-            let copy =
-                volume.pair.as_ref().map(|_| ", and there is no second copy before they are overwritten");
+            let copy = volume
+                .pair
+                .as_ref()
+                .map(|_| ", and there is no second copy before they are overwritten");
             Some(format!(
                 "{} blocks are lost and read as errors{}",
                 status.lost_blocks,
@@ -255,8 +262,12 @@ pub(crate) mod tests {
         let mut read_latency = LatencyHistogram::new(3).expect("3 digits are allowed");
         (0..reads).for_each(|i| read_latency.record(1000 * (i + 1)).expect("recorded"));
         let empty = LatencyHistogram::new(3).expect("3 digits are allowed");
-        let count =
-            VolumeCounters { reads, hit_blocks: 3 * reads, miss_blocks: reads, ..VolumeCounters::default() };
+        let count = VolumeCounters {
+            reads,
+            hit_blocks: 3 * reads,
+            miss_blocks: reads,
+            ..VolumeCounters::default()
+        };
         let spec = VolumeSpec {
             name: name.into(),
             backend: "file:/images/1".into(),
@@ -331,7 +342,10 @@ pub(crate) mod tests {
         assert!(!report.exposure.exceeded);
         assert_eq!(report.peer.as_deref(), Some("h2"));
         let replication = report.replication.expect("it has a second copy");
-        assert_eq!((replication.in_sync, replication.degraded, replication.lag_records), (true, false, 3));
+        assert_eq!(
+            (replication.in_sync, replication.degraded, replication.lag_records),
+            (true, false, 3)
+        );
     }
 
     #[test]
@@ -342,7 +356,11 @@ pub(crate) mod tests {
         assert!(report.exposure.exceeded);
         assert_eq!(report.hit_ratio, Some(0.75));
         assert_eq!(report.owner, Owner { host: "h".into(), generation: 7 });
-        assert!(!volume(&status_with("v", 4), known(Some(Duration::from_millis(3_000)))).exposure.exceeded);
+        assert!(
+            !volume(&status_with("v", 4), known(Some(Duration::from_millis(3_000))))
+                .exposure
+                .exceeded
+        );
         assert!(!volume(&status_with("v", 4), known(None)).exposure.exceeded);
         assert_eq!(volume(&status_with("v", 0), known(None)).hit_ratio, None);
     }

@@ -1,4 +1,5 @@
-//! The directory of the daemon's own small files. They are for its user alone, and a symbolic link in their place is not followed.
+//! The directory of the daemon's own small files. They are for its user alone, and a symbolic link
+//! in their place is not followed.
 
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use std::fs::{self, File};
@@ -11,7 +12,8 @@ use std::time::Duration;
 const TURNS_MAX: u32 = 200;
 const TURN: Duration = Duration::from_millis(10);
 
-/// Where they are: what systemd says, `/var/lib/tidepool` for root, else a directory of the user's own.
+/// Where they are: what systemd says, `/var/lib/tidepool` for root, else a directory of the user's
+/// own.
 pub fn directory() -> Option<PathBuf> {
     let variable = |name| std::env::var_os(name).map(PathBuf::from);
     let absolute = |path: PathBuf| path.is_absolute().then_some(path);
@@ -24,11 +26,13 @@ pub fn directory() -> Option<PathBuf> {
         return Some("/var/lib/tidepool".into());
     }
     let base = variable("XDG_STATE_HOME").and_then(absolute);
-    let base = base.or_else(|| variable("HOME").and_then(absolute).map(|home| home.join(".local/state")))?;
+    let base =
+        base.or_else(|| variable("HOME").and_then(absolute).map(|home| home.join(".local/state")))?;
     Some(base.join("tidepool"))
 }
 
-/// Opens one of them to read and append, and makes it with its directory if it is missing. It is a plain file, and this user's alone.
+/// Opens one of them to read and append, and makes it with its directory if it is missing. It is a
+/// plain file, and this user's alone.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     if let Some(directory) = path.parent() {
         std::fs::DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
@@ -40,11 +44,14 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
         | OFlags::NONBLOCK
         | OFlags::NOCTTY
         | OFlags::CLOEXEC;
-    let file =
-        rustix::fs::open(path, how | OFlags::CREATE, Mode::RUSR | Mode::WUSR).map_err(|e| match e {
-            rustix::io::Errno::LOOP => io::Error::other("it is a symbolic link, which is not followed"),
+    let file = rustix::fs::open(path, how | OFlags::CREATE, Mode::RUSR | Mode::WUSR).map_err(
+        |e| match e {
+            rustix::io::Errno::LOOP => {
+                io::Error::other("it is a symbolic link, which is not followed")
+            }
             e => e.into(),
-        })?;
+        },
+    )?;
     let found = rustix::fs::fstat(&file)?;
     if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
         return Err(io::Error::other("it is no plain file"));
@@ -58,7 +65,8 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     Ok(file.into())
 }
 
-/// Opens one of them as [`open`] does, for one writer at a time: the others wait until this file is closed, but not for long.
+/// Opens one of them as [`open`] does, for one writer at a time: the others wait until this file is
+/// closed, but not for long.
 pub(crate) fn open_alone(path: &Path) -> io::Result<File> {
     for _ in 0..TURNS_MAX {
         let file = open(path)?;
@@ -68,14 +76,17 @@ pub(crate) fn open_alone(path: &Path) -> io::Result<File> {
         }
         let found = file.metadata()?;
         // Another writer may have put a new one there meanwhile.
-        if fs::symlink_metadata(path).is_ok_and(|at| (at.dev(), at.ino()) == (found.dev(), found.ino())) {
+        if fs::symlink_metadata(path)
+            .is_ok_and(|at| (at.dev(), at.ino()) == (found.dev(), found.ino()))
+        {
             return Ok(file);
         }
     }
     Err(io::Error::other("others write to it all the time"))
 }
 
-/// Appends a line to one of them that is [open alone](open_alone). It is on stable media then, or the file is as it was.
+/// Appends a line to one of them that is [open alone](open_alone). It is on stable media then, or
+/// the file is as it was.
 pub(crate) fn append(path: &Path, file: &File, line: &[u8]) -> io::Result<()> {
     let len = file.metadata()?.len();
     let mut last = [b'\n'];
@@ -95,8 +106,8 @@ pub(crate) fn append(path: &Path, file: &File, line: &[u8]) -> io::Result<()> {
     written
 }
 
-/// Puts a new file with this content in the place of one that is [open alone](open_alone). Where that fails, or is cut short, the
-/// earlier one is there as it was.
+/// Puts a new file with this content in the place of one that is [open alone](open_alone). Where
+/// that fails, or is cut short, the earlier one is there as it was.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
@@ -131,15 +142,22 @@ mod tests {
         let at = |name: &str| directory.path().join(name);
         let file = open(&at("new/file")).expect("made");
         assert_eq!(file.metadata().expect("there").permissions().mode() & 0o777, 0o600);
-        std::fs::set_permissions(at("new/file"), PermissionsExt::from_mode(0o666)).expect("changed");
+        std::fs::set_permissions(at("new/file"), PermissionsExt::from_mode(0o666))
+            .expect("changed");
         let file = open(&at("new/file")).expect("opened");
         assert_eq!(file.metadata().expect("there").permissions().mode() & 0o777, 0o600);
 
         std::os::unix::fs::symlink(at("target"), at("link")).expect("a link");
         assert!(open(&at("link")).expect_err("a link").to_string().contains("symbolic link"));
         assert!(!at("target").exists());
-        rustix::fs::mknodat(rustix::fs::CWD, at("pipe"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
-            .expect("a pipe");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            at("pipe"),
+            FileType::Fifo,
+            Mode::RUSR | Mode::WUSR,
+            0,
+        )
+        .expect("a pipe");
         assert!(open(&at("pipe")).expect_err("a pipe").to_string().contains("no plain file"));
         open(directory.path()).expect_err("a directory");
     }
@@ -151,7 +169,8 @@ mod tests {
         let writer = open_alone(&path).expect("made");
         append(&path, &writer, b"old\n").expect("written");
         // An attempt that was cut short has left this.
-        std::fs::write(directory.path().join("file.new"), "longer than what comes").expect("written");
+        std::fs::write(directory.path().join("file.new"), "longer than what comes")
+            .expect("written");
         replace(&path, b"new\n").expect("written");
         assert_eq!(fs::read(&path).expect("read"), b"new\n");
         assert_eq!(fs::read_dir(directory.path()).expect("files").count(), 1);

@@ -3,8 +3,7 @@
 /// Whether a terminal may take a character for a command, or may show with it one text as another.
 fn misleads(c: char) -> bool {
     // The marks turn the direction of writing.
-    let turns =
-        matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     c.is_control() || turns
 }
 
@@ -15,7 +14,8 @@ pub fn plain(text: &str) -> String {
 
 /// The [plain] text. What is beyond so many bytes is left out, which an ellipsis says.
 pub fn plain_within(text: &str, bytes_max: usize) -> String {
-    let end = (0..=bytes_max.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+    let end =
+        (0..=bytes_max.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
     let mut shown = plain(&text[..end]);
     if end < text.len() {
         shown.push('…');

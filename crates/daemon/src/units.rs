@@ -19,8 +19,8 @@ pub struct Duration(std::time::Duration);
 const SIZE_SUFFIXES: [(&str, u64); 4] =
     [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
-/// The suffixes of a duration, with their milliseconds. `ms` stands before `s` and `m`, which it ends
-/// or begins with.
+/// The suffixes of a duration, with their milliseconds. `ms` stands before `s` and `m`, which it
+/// ends or begins with.
 const DURATION_SUFFIXES: [(&str, u64); 3] = [("ms", 1), ("s", 1_000), ("m", 60_000)];
 
 /// Longest duration that is accepted; anything above is a slip of the keyboard.
@@ -118,8 +118,8 @@ impl FromStr for Duration {
     type Err = UnitError;
 
     fn from_str(text: &str) -> Result<Duration, UnitError> {
-        let (digits, factor) =
-            split(text, &DURATION_SUFFIXES, None).ok_or_else(|| UnitError::Duration(quoted(text)))?;
+        let (digits, factor) = split(text, &DURATION_SUFFIXES, None)
+            .ok_or_else(|| UnitError::Duration(quoted(text)))?;
         let millis = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(factor));
         millis
             .filter(|millis| *millis <= DURATION_MS_MAX)
@@ -142,7 +142,9 @@ impl fmt::Display for Duration {
     /// Exact: minutes, seconds or milliseconds.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.as_millis() {
-            millis if millis > 0 && millis.is_multiple_of(60_000) => write!(f, "{}m", millis / 60_000),
+            millis if millis > 0 && millis.is_multiple_of(60_000) => {
+                write!(f, "{}m", millis / 60_000)
+            }
             millis if millis.is_multiple_of(1_000) => write!(f, "{}s", millis / 1_000),
             millis => write!(f, "{millis}ms"),
         }
@@ -211,7 +213,8 @@ impl<'de> Deserialize<'de> for Duration {
 
 /// A point of time for people, from milliseconds since 1970.
 pub fn time(unix_ms: u64) -> String {
-    let time = i64::try_from(unix_ms).ok().and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
+    let time =
+        i64::try_from(unix_ms).ok().and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
     time.map_or_else(|| format!("{unix_ms} ms"), |time| format!("{time:.3}"))
 }
 
@@ -222,17 +225,34 @@ mod tests {
 
     #[test]
     fn sizes_are_read_with_binary_suffixes_only() {
-        for (text, bytes) in
-            [("0", 0), ("4096", 4096), ("512KiB", 512 << 10), ("3 MiB", 3 << 20), ("64GiB", 64 << 30)]
-        {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("512KiB", 512 << 10),
+            ("3 MiB", 3 << 20),
+            ("64GiB", 64 << 30),
+        ] {
             assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
         }
-        for text in
-            ["", "GiB", "64G", "64GB", "64gib", "-1", "1.5GiB", "0x10", "64GiBx", "64 GiB GiB", "٣GiB"]
-        {
+        for text in [
+            "",
+            "GiB",
+            "64G",
+            "64GB",
+            "64gib",
+            "-1",
+            "1.5GiB",
+            "0x10",
+            "64GiBx",
+            "64 GiB GiB",
+            "٣GiB",
+        ] {
             assert_eq!(text.parse::<Size>(), Err(UnitError::Size(text.to_owned())), "{text}");
         }
-        assert_eq!("16777216TiB".parse::<Size>(), Err(UnitError::SizeTooLarge("16777216TiB".into())));
+        assert_eq!(
+            "16777216TiB".parse::<Size>(),
+            Err(UnitError::SizeTooLarge("16777216TiB".into()))
+        );
         assert_eq!(
             "99999999999999999999".parse::<Size>(),
             Err(UnitError::SizeTooLarge("99999999999999999999".into()))
@@ -245,20 +265,26 @@ mod tests {
             assert_eq!(text.parse(), Ok(Duration::from_millis(millis)), "{text}");
         }
         for text in ["", "5", "5sec", "5h", "s", "1.5s", "-5s"] {
-            assert_eq!(text.parse::<Duration>(), Err(UnitError::Duration(text.to_owned())), "{text}");
+            assert_eq!(
+                text.parse::<Duration>(),
+                Err(UnitError::Duration(text.to_owned())),
+                "{text}"
+            );
         }
         assert!(matches!("10081m".parse::<Duration>(), Err(UnitError::DurationTooLong(_))));
     }
 
     #[test]
     fn a_wrong_size_is_repeated_on_one_short_line() {
-        let error = format!("{}\n{}", "x", "9".repeat(1000)).parse::<Size>().unwrap_err().to_string();
+        let error =
+            format!("{}\n{}", "x", "9".repeat(1000)).parse::<Size>().unwrap_err().to_string();
         assert!(!error.contains('\n') && error.len() < 200, "{error}");
     }
 
     #[test]
     fn approximate_sizes_are_short() {
-        let cases = [(0, "0B"), (512, "512B"), (1536, "1.5KiB"), (1 << 30, "1GiB"), (150 << 30, "150GiB")];
+        let cases =
+            [(0, "0B"), (512, "512B"), (1536, "1.5KiB"), (1 << 30, "1GiB"), (150 << 30, "150GiB")];
         for (bytes, text) in cases {
             assert_eq!(Size(bytes).approximate(), text);
         }

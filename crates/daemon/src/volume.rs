@@ -28,7 +28,8 @@ pub fn check_name(name: &str) -> Result<(), NameError> {
     Ok(())
 }
 
-/// Whether a volume is one that was added for clones, to read what they have from their parent: no client is offered it.
+/// Whether a volume is one that was added for clones, to read what they have from their parent: no
+/// client is offered it.
 pub fn is_parent_name(name: &str) -> bool {
     name.starts_with('@')
 }

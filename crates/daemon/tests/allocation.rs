@@ -104,6 +104,9 @@ fn the_way_of_a_request_allocates_nothing() {
     load(&door, 200);
     WATCHED.store(0, Relaxed);
     let counted = COUNT.load(Relaxed);
-    assert!(counted <= connecting, "{counted} allocations, of which {connecting} are for a connection");
+    assert!(
+        counted <= connecting,
+        "{counted} allocations, of which {connecting} are for a connection"
+    );
     assert!(door.status().reactor.requests - settled > 10_000, "the load was real");
 }

@@ -1,4 +1,5 @@
-//! Two shards, one of which holds the second copy of a volume of the other, with a backend that takes its time.
+//! Two shards, one of which holds the second copy of a volume of the other, with a backend that
+//! takes its time.
 
 use crate::shard::Host;
 use rustix::event::{EventfdFlags, eventfd};
@@ -60,7 +61,8 @@ impl Desk {
     }
 }
 
-/// An image of zeroes that is never changed, and whose ownership record is changed when the test says so.
+/// An image of zeroes that is never changed, and whose ownership record is changed when the test
+/// says so.
 struct Slow {
     image: Box<dyn Backend>,
     desk: Arc<Desk>,
@@ -79,7 +81,8 @@ impl Backend for Slow {
         let mut asked = self.desk.asked();
         let result = if asked.is_fenced { Err(IoError::Fenced) } else { Ok(()) };
         if let Transfer::Read { ptr, len, .. } = transfer {
-            // SAFETY: the caller promises that the memory is valid, and nobody else's, until the token comes back.
+            // SAFETY: the caller promises that the memory is valid, and nobody else's, until the
+            // token comes back.
             unsafe { ptr.write_bytes(0, len) };
         }
         asked.answers.push((token, result));
@@ -138,7 +141,8 @@ fn room_of(mut stream: &UnixStream) -> Room {
     }
 }
 
-/// Has the holder make a copy of the owner's volume. The answers of its backend decide when that counts.
+/// Has the holder make a copy of the owner's volume. The answers of its backend decide when that
+/// counts.
 fn copy((owner, id): (&ShardHandle, VolumeId), holder: &ShardHandle, on: &Host) {
     let socket = |stream: UnixStream| Socket { fd: stream.into(), tls: None, key: None };
     let (ours, theirs) = UnixStream::pair().expect("two sockets");
@@ -163,7 +167,10 @@ fn copy((owner, id): (&ShardHandle, VolumeId), holder: &ShardHandle, on: &Host) 
         spec,
     };
     on.runtime.block_on(async {
-        owner.own(id, record, Degraded::No, Arc::new(Notify::new())).await.expect("it has an owner");
+        owner
+            .own(id, record, Degraded::No, Arc::new(Notify::new()))
+            .await
+            .expect("it has an owner");
         holder.welcome(hello).await.expect("welcome");
         let room = room_of(&ours);
         let cache_uuid = Uuid::from_u128(HOLDER.cache);

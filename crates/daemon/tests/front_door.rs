@@ -20,7 +20,8 @@ fn simple() -> Wanted {
 
 /// A value for every byte that depends on all of its position.
 fn fill(seed: u64, offset: u64, len: usize) -> Vec<u8> {
-    let byte = |at: u64| (at ^ at >> 8 ^ at >> 17).wrapping_mul(0x9e37_79b9).wrapping_add(seed * 77) as u8;
+    let byte =
+        |at: u64| (at ^ at >> 8 ^ at >> 17).wrapping_mul(0x9e37_79b9).wrapping_add(seed * 77) as u8;
     (offset..offset + len as u64).map(byte).collect()
 }
 
@@ -50,7 +51,8 @@ struct Tenant {
     client: BlockingClient<UnixStream>,
     start: u64,
     model: Vec<u8>,
-    /// Ranges in flight, which no other request in flight may touch, with the data that a read must find.
+    /// Ranges in flight, which no other request in flight may touch, with the data that a read must
+    /// find.
     in_flight: Vec<(u64, std::ops::Range<usize>, Option<Vec<u8>>)>,
     next: u64,
 }
@@ -59,7 +61,11 @@ impl Tenant {
     fn receive(&mut self) {
         let done = self.client.receive().expect("an answer");
         done.result.expect("success");
-        let at = self.in_flight.iter().position(|(tag, ..)| *tag == done.tag).expect("a request of ours");
+        let at = self
+            .in_flight
+            .iter()
+            .position(|(tag, ..)| *tag == done.tag)
+            .expect("a request of ours");
         let (_, range, expected) = self.in_flight.swap_remove(at);
         if let Some(expected) = expected {
             assert!(done.data == expected, "wrong data in {range:?} from {}", self.start);
@@ -101,7 +107,9 @@ impl Tenant {
                 if first < end {
                     self.model[(first - self.start) as usize..(end - self.start) as usize].fill(0);
                 }
-                self.client.submit(tag, Command::Trim { fua: false }, from, len as u64).expect("sent");
+                self.client
+                    .submit(tag, Command::Trim { fua: false }, from, len as u64)
+                    .expect("sent");
             }
             Action::Flush => {
                 self.client.submit(tag, Command::Flush, 0, 0).expect("sent");
@@ -115,8 +123,11 @@ impl Tenant {
 /// in any order: every byte is what its owner wrote last.
 fn neighbours_keep_their_bytes(structured: bool, shuffle: u64) {
     let bounds = [0usize, 700_123, 1_300_001, 2 * MIB];
-    let mut runner =
-        TestRunner::new(ProptestConfig { cases: 12, failure_persistence: None, ..Default::default() });
+    let mut runner = TestRunner::new(ProptestConfig {
+        cases: 12,
+        failure_persistence: None,
+        ..Default::default()
+    });
     let steps = prop::collection::vec((0..3usize, step()), 1..150);
     runner
         .run(&steps, |steps| {
@@ -144,7 +155,11 @@ fn neighbours_keep_their_bytes(structured: bool, shuffle: u64) {
             tenants[0].client.read(0, &mut all).expect("readable");
             for tenant in &tenants {
                 let range = tenant.start as usize..tenant.start as usize + tenant.model.len();
-                prop_assert!(all[range] == tenant.model[..], "the region from {} differs", tenant.start);
+                prop_assert!(
+                    all[range] == tenant.model[..],
+                    "the region from {} differs",
+                    tenant.start
+                );
             }
             drop(tenants);
             door.wait_empty();
@@ -182,7 +197,10 @@ fn a_write_inside_a_sector_undoes_none_that_is_in_flight() {
         let mut back = [0; 512];
         client.read(sector, &mut back).expect("readable");
         let outside = back[..10].iter().chain(&back[20..]);
-        assert!(outside.copied().all(|b| b == byte), "an acknowledged write is undone in round {round}");
+        assert!(
+            outside.copied().all(|b| b == byte),
+            "an acknowledged write is undone in round {round}"
+        );
         assert!(back[10..20].iter().all(|b| *b == byte || *b == 0xee));
     }
 }
@@ -195,15 +213,22 @@ fn replies_keep_apart_when_a_long_simple_read_begins_before_it_is_complete() {
     let data = fill(2, 0, 16 * MIB);
     client.write(0, &data).expect("written");
     for round in 0..10u64 {
-        let reads = [(0, 8 * MIB), (3 * MIB + 1, 4096), (7, 5 * MIB), (MIB, 100_000), (9 * MIB, 7 * MIB)];
+        let reads =
+            [(0, 8 * MIB), (3 * MIB + 1, 4096), (7, 5 * MIB), (MIB, 100_000), (9 * MIB, 7 * MIB)];
         for (tag, (offset, len)) in reads.iter().enumerate() {
-            client.submit_read(tag as u64, *offset as u64 + round, vec![0; *len - 10]).expect("queued");
+            client
+                .submit_read(tag as u64, *offset as u64 + round, vec![0; *len - 10])
+                .expect("queued");
         }
         for _ in &reads {
             let done = client.receive().expect("an answer");
             done.result.expect("success");
             let offset = reads[done.tag as usize].0 + round as usize;
-            assert!(done.data == data[offset..offset + done.data.len()], "read {} differs", done.tag);
+            assert!(
+                done.data == data[offset..offset + done.data.len()],
+                "read {} differs",
+                done.tag
+            );
         }
     }
     assert!(door.status().reactor.arena_stalls > 0, "the arena was never short");
@@ -300,7 +325,9 @@ fn a_malformed_client_loses_its_own_connection_only() {
         bad.write_all(garbage).expect("sent");
         // Perhaps the greeting, then the end.
         let ended = bad.read_to_end(&mut Vec::new());
-        assert!(ended.is_ok() || ended.is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset));
+        assert!(
+            ended.is_ok() || ended.is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset)
+        );
         good.write(0, &[1; 4096]).expect("the other client is served");
     }
     assert_eq!(door.status().reactor.malformed, 2);
@@ -312,8 +339,9 @@ fn a_malformed_client_loses_its_own_connection_only() {
 fn nonsense() -> impl Strategy<Value = Vec<u8>> {
     let length = prop_oneof![0..5000u32, Just(0), Just(MIB as u32), Just(32 << 20), any::<u32>()];
     let place = prop_oneof![0..MIB as u64 + 5000, any::<u64>()];
-    let header = (0..32u16, 0..10u16, any::<u64>(), place, length)
-        .prop_map(|(flags, kind, cookie, at, len)| encode_request(flags, kind, cookie, at, len).to_vec());
+    let header = (0..32u16, 0..10u16, any::<u64>(), place, length).prop_map(
+        |(flags, kind, cookie, at, len)| encode_request(flags, kind, cookie, at, len).to_vec(),
+    );
     prop_oneof![
         6 => header,
         2 => prop::collection::vec(any::<u8>(), 0..6000),
@@ -373,7 +401,8 @@ fn requests_that_cannot_be_are_refused_and_the_connection_goes_on() {
 fn a_failed_read_is_reported_and_takes_nothing_else_down() {
     let bad = 3 * MIB as u64 + 5;
     for shuffle in [0, 8] {
-        let door = Door::open(8 * MIB as u64, MemoryOptions { bad_byte: Some(bad), shuffle, ..memory() });
+        let door =
+            Door::open(8 * MIB as u64, MemoryOptions { bad_byte: Some(bad), shuffle, ..memory() });
         for wanted in [Wanted::new("v"), simple()] {
             let mut client = door.client_with(wanted);
             for (offset, len) in [(bad, 1), (bad - 1000, 4096), (2 * MIB as u64, 4 * MIB)] {
@@ -390,8 +419,10 @@ fn a_failed_read_is_reported_and_takes_nothing_else_down() {
 #[test]
 fn a_read_that_fails_after_its_reply_has_begun_ends_the_connection() {
     let bad = 20 * MIB as u64;
-    let door =
-        Door::open(32 * MIB as u64, MemoryOptions { bad_byte: Some(bad), arena_bytes: 2 << 20, ..memory() });
+    let door = Door::open(
+        32 * MIB as u64,
+        MemoryOptions { bad_byte: Some(bad), arena_bytes: 2 << 20, ..memory() },
+    );
     let mut client = door.client_with(simple());
     let error = client.read(0, &mut vec![0; 32 * MIB]).expect_err("the byte is bad");
     // The reply cannot be kept and cannot be taken back: the protocol knows no other way.
@@ -405,7 +436,9 @@ fn clients_that_vanish_leave_nothing_behind() {
     for round in 0..20u64 {
         let mut client = door.client();
         for tag in 0..16 {
-            client.submit_write(tag, tag * 300_000, &fill(round, 0, 200_000), false).expect("queued");
+            client
+                .submit_write(tag, tag * 300_000, &fill(round, 0, 200_000), false)
+                .expect("queued");
             client.submit_read(100 + tag, tag * 4096 + 1, vec![0; 100_001]).expect("queued");
         }
         client.send().expect("sent");
@@ -425,7 +458,9 @@ fn what_was_asked_before_goodbye_is_done() {
     let door = Door::open(MIB as u64, MemoryOptions { shuffle: 2, ..memory() });
     let mut stream = handshaken(&door);
     for cookie in 0..10u64 {
-        stream.write_all(&encode_request(0, wire::CMD_WRITE, cookie, cookie * 1000, 1000)).expect("sent");
+        stream
+            .write_all(&encode_request(0, wire::CMD_WRITE, cookie, cookie * 1000, 1000))
+            .expect("sent");
         stream.write_all(&[cookie as u8 + 1; 1000]).expect("sent");
     }
     stream.write_all(&encode_request(0, wire::CMD_DISC, 0, 0, 0)).expect("sent");
@@ -438,10 +473,12 @@ fn what_was_asked_before_goodbye_is_done() {
     assert!((0..10_000).all(|at| back[at] == (at / 1000) as u8 + 1));
 }
 
-/// Sends writes of `len` bytes one behind the other, with a good-bye behind them or not, and closes its side, or both; returns how many
-/// of them the volume has when the connection has ended, and of how many it has nothing.
+/// Sends writes of `len` bytes one behind the other, with a good-bye behind them or not, and closes
+/// its side, or both; returns how many of them the volume has when the connection has ended, and of
+/// how many it has nothing.
 fn written_before_a_close(len: usize, count: usize, goodbye: bool, both: bool) -> (usize, usize) {
-    let door = Door::open(16 * MIB as u64, MemoryOptions { shuffle: 2, arena_bytes: 4 << 20, ..memory() });
+    let door =
+        Door::open(16 * MIB as u64, MemoryOptions { shuffle: 2, arena_bytes: 4 << 20, ..memory() });
     let mut stream = handshaken(&door);
     let replies = (!both).then(|| stream.try_clone().expect("a socket"));
     let mut text = Vec::new();
@@ -492,7 +529,11 @@ fn without_goodbye_what_waits_behind_others_may_be_dropped_and_is_never_done_in_
     for both in [false, true] {
         for (len, count) in [(1000, 16), (4096, 400)] {
             let (written, dropped) = written_before_a_close(len, count, false, both);
-            assert_eq!(written + dropped, count, "writes of {len} bytes, both directions closed: {both}");
+            assert_eq!(
+                written + dropped,
+                count,
+                "writes of {len} bytes, both directions closed: {both}"
+            );
         }
     }
 }
@@ -524,7 +565,10 @@ fn one_volume_is_the_default_export_and_two_are_not() {
     let address = listener.local_addr().expect("bound");
     door.runtime.block_on(door.shard.listen(listener.into(), Some("w".into()))).expect("listening");
     let over_tcp = |export| {
-        BlockingClient::over(std::net::TcpStream::connect(address).expect("listening"), Wanted::new(export))
+        BlockingClient::over(
+            std::net::TcpStream::connect(address).expect("listening"),
+            Wanted::new(export),
+        )
     };
     assert_eq!(over_tcp("").expect("the default").size_bytes(), 2 * MIB as u64);
     assert!(over_tcp("v").is_err(), "this listener offers one volume only");
@@ -568,7 +612,11 @@ fn block_status_of_a_long_range_is_answered_part_by_part() {
     let whole = client.block_status("base:allocation", 512, size_bytes - 512).expect("answered");
     assert_eq!(whole.iter().map(|e| u64::from(e.len)).sum::<u64>(), size_bytes - 512);
     assert!(whole.iter().all(|e| e.flags == wire::STATE_HOLE | wire::STATE_ZERO), "{whole:?}");
-    assert_eq!(door.status().reactor.requests - before, 4, "no request looks at more than its part");
+    assert_eq!(
+        door.status().reactor.requests - before,
+        4,
+        "no request looks at more than its part"
+    );
 }
 
 #[test]

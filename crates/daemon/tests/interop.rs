@@ -8,8 +8,8 @@ use tidepool_daemon::shard::memory::MemoryOptions;
 /// Runs a program that must succeed; returns what it said.
 fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
-    let output =
-        output.unwrap_or_else(|e| panic!("{program} cannot be started: {e}; `make test` installs it"));
+    let output = output
+        .unwrap_or_else(|e| panic!("{program} cannot be started: {e}; `make test` installs it"));
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(
         output.status.success(),
@@ -143,8 +143,21 @@ fn fio_verifies_what_it_wrote() {
     let uri = format!("--uri={}", door.uri("v"));
     let told = Command::new("fio")
         .current_dir(directory.path())
-        .args(["--name=verify", "--ioengine=nbd", &uri, "--rw=randwrite", "--bsrange=512-128k", "--size=64m"])
-        .args(["--io_size=64m", "--iodepth=32", "--verify=crc32c", "--do_verify=1", "--output-format=terse"])
+        .args([
+            "--name=verify",
+            "--ioengine=nbd",
+            &uri,
+            "--rw=randwrite",
+            "--bsrange=512-128k",
+            "--size=64m",
+        ])
+        .args([
+            "--io_size=64m",
+            "--iodepth=32",
+            "--verify=crc32c",
+            "--do_verify=1",
+            "--output-format=terse",
+        ])
         .output()
         .expect("fio is installed by `make test`");
     assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));

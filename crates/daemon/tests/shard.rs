@@ -7,7 +7,9 @@ use tidepool_backend::{
     Backend, BackendError, BackendUri, OpenOptions, Peer, Release, SnapshotChange, Transfer,
 };
 use tidepool_daemon::aborts::{self, Aborts};
-use tidepool_daemon::shard::{Attach, EngineConfig, Image, ShardConfig, ShardHandle, StartError, start};
+use tidepool_daemon::shard::{
+    Attach, EngineConfig, Image, ShardConfig, ShardHandle, StartError, start,
+};
 use tidepool_driver::{CacheError, CacheFile};
 use tidepool_engine::api::{Degraded, IoError, Mode, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
@@ -35,13 +37,14 @@ impl Host {
     /// One whose cache has this uuid.
     pub(crate) fn with_cache(uuid: [u8; 16]) -> Host {
         let directory = tempfile::tempdir().expect("a directory");
-        let cache =
-            CacheFile::create(&directory.path().join("cache"), 256 << 20).expect("room for the cache");
+        let cache = CacheFile::create(&directory.path().join("cache"), 256 << 20)
+            .expect("room for the cache");
         let options = FormatOptions { uuid, size_bytes: cache.len_bytes(), segment_bytes: None };
         format_device(&mut cache.blocking(), &options, &mut |_, _| {}).expect("formatted");
         let image = std::fs::File::create(directory.path().join("image")).expect("an image");
         image.set_len(IMAGE_BYTES).expect("a sparse image");
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         Host { directory, runtime, uuid }
     }
 
@@ -71,11 +74,13 @@ impl Host {
     ) -> (ShardHandle, VolumeId) {
         let shard = start(self.config()).expect("the shard starts");
         assert_eq!(shard.opened().uuid, self.uuid);
-        let uri: BackendUri = format!("file:{}", self.path("image").display()).parse().expect("a URI");
+        let uri: BackendUri =
+            format!("file:{}", self.path("image").display()).parse().expect("a URI");
         let id = self.runtime.block_on(async {
             let known = shard.volumes().await.expect("the reactor runs");
             let attachment = known.first().map(|(_, spec, _)| spec.attachment.clone());
-            let options = OpenOptions { cache_uuid: self.uuid, attachment, ..OpenOptions::default() };
+            let options =
+                OpenOptions { cache_uuid: self.uuid, attachment, ..OpenOptions::default() };
             let opened = tidepool_backend::open(&uri, options).expect("the image is free");
             let (backend, generation) = (before(opened.backend), opened.generation);
             let (size_bytes, attachment) = (backend.size_bytes(), backend.attachment());
@@ -147,7 +152,9 @@ fn what_was_written_is_there_after_a_restart_and_in_the_image_after_a_drain() {
     let (shard, _) = host.start("first");
     let mut client = host.client("first");
     for block in 0..2000u64 {
-        client.submit_write(block, block * 5 % 16_000 * 4096, &pattern(block), false).expect("queued");
+        client
+            .submit_write(block, block * 5 % 16_000 * 4096, &pattern(block), false)
+            .expect("queued");
         if client.in_flight() >= 32 {
             client.receive().expect("an answer").result.expect("written");
         }
@@ -175,9 +182,14 @@ fn what_was_written_is_there_after_a_restart_and_in_the_image_after_a_drain() {
         );
     }
     let last = image_block(&host.path("image"), IMAGE_BYTES / 4096 - 1);
-    assert!(last[..4096 - 700].iter().all(|b| *b == 0) && last[4096 - 700..].iter().all(|b| *b == 0xcd));
+    assert!(
+        last[..4096 - 700].iter().all(|b| *b == 0) && last[4096 - 700..].iter().all(|b| *b == 0xcd)
+    );
     let backend = host.runtime.block_on(shard.remove_volume(id, true)).expect("removed");
-    backend.expect("it was attached").close(Release { clean: true, cache_failed: false }).expect("released");
+    backend
+        .expect("it was attached")
+        .close(Release { clean: true, cache_failed: false })
+        .expect("released");
     client.read(0, &mut back).expect_err("the volume is gone");
     host.stop(&shard);
 }
@@ -238,13 +250,15 @@ fn one_volume_whose_backend_stands_still_does_not_hold_the_memory_of_another() {
         .expect("added");
     let stalls = || host.runtime.block_on(shard.status()).expect("it runs").reactor.arena_stalls;
 
-    // Far more than the quota and the arena hold, over several connections, with reads that miss between.
+    // Far more than the quota and the arena hold, over several connections, with reads that miss
+    // between.
     std::thread::scope(|scope| {
         for client in 0..STUCK_CLIENTS {
             let socket = host.path("socket");
             scope.spawn(move || {
                 let stream = UnixStream::connect(socket).expect("the shard listens");
-                let mut door = BlockingClient::over(stream, Wanted::new("stopped")).expect("a handshake");
+                let mut door =
+                    BlockingClient::over(stream, Wanted::new("stopped")).expect("a handshake");
                 let data = vec![client as u8 + 1; 1 << 20];
                 for number in 0..STUCK_REQUESTS {
                     let offset = (client * STUCK_REQUESTS + number) << 20;
@@ -273,7 +287,10 @@ fn one_volume_whose_backend_stands_still_does_not_hold_the_memory_of_another() {
         }
         let status = host.runtime.block_on(shard.status()).expect("it runs");
         let of = |id| status.volumes.iter().find(|v| v.status.id == id).expect("a volume");
-        assert!(of(stopped).status.count.writes < STUCK_CLIENTS * STUCK_REQUESTS, "they still wait");
+        assert!(
+            of(stopped).status.count.writes < STUCK_CLIENTS * STUCK_REQUESTS,
+            "they still wait"
+        );
         std::fs::remove_file(&gate).expect("opened");
     });
     host.runtime.block_on(shard.drain(stopped)).expect("drained");
@@ -306,7 +323,12 @@ impl Backend for Bomb {
         self.0.set_peer(token, peer);
     }
 
-    fn change_snapshot(&mut self, token: u64, name: &str, change: SnapshotChange) -> Result<(), IoError> {
+    fn change_snapshot(
+        &mut self,
+        token: u64,
+        name: &str,
+        change: SnapshotChange,
+    ) -> Result<(), IoError> {
         self.0.change_snapshot(token, name, change)
     }
 
@@ -337,7 +359,8 @@ fn one_volume_and_its_second_copy_are_looked_at_by_name() {
     let all = host.runtime.block_on(shard.status()).expect("a status").volumes;
     let whole = all.into_iter().find(|volume| volume.status.id == id).expect("the volume");
     let name = whole.status.spec.name.clone();
-    let one = host.runtime.block_on(shard.copies_of(&name)).expect("an answer").expect("the volume");
+    let one =
+        host.runtime.block_on(shard.copies_of(&name)).expect("an answer").expect("the volume");
     assert_eq!((one.status, one.pair), (whole.status, whole.pair));
     assert!(host.runtime.block_on(shard.copies_of("another")).expect("an answer").is_none());
     host.stop(&shard);
@@ -360,13 +383,20 @@ fn a_reactor_that_panics_leaves_a_note_of_the_volume() {
     }
     let directory = tempfile::tempdir().expect("a directory");
     let ended = std::process::Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", "shard::a_reactor_that_panics_leaves_a_note_of_the_volume", "--nocapture"])
+        .args([
+            "--exact",
+            "shard::a_reactor_that_panics_leaves_a_note_of_the_volume",
+            "--nocapture",
+        ])
         .env(NOTES, directory.path())
         .env("TMPDIR", directory.path())
         .output()
         .expect("it runs");
     let said = String::from_utf8_lossy(&ended.stderr);
-    assert!(!ended.status.success() && said.contains("the end; it was working for volume v"), "{ended:?}");
+    assert!(
+        !ended.status.success() && said.contains("the end; it was working for volume v"),
+        "{ended:?}"
+    );
     let notes = std::fs::read_to_string(directory.path().join(aborts::FILE_NAME)).expect("a note");
     let note: serde_json::Value = serde_json::from_str(&notes).expect("one note");
     assert_eq!((&note["volume"], &note["cache"]), (&"v".into(), &"this cache".into()), "{note}");

@@ -143,19 +143,21 @@ impl CacheFile {
         // On a block device O_EXCL makes the open fail while the device is mounted or part of
         // another device.
         let exclusive = if block_device { OFlags::EXCL } else { OFlags::empty() };
-        let (fd, direct) = open_direct(path, access | exclusive, Mode::empty()).map_err(|e| match e {
-            Errno::BUSY => CacheError::InUse {
-                path: path.into(),
-                holder: "the kernel (mounted, or part of another device)".into(),
-            },
-            e => CacheError::io(path, "open", e),
-        })?;
+        let (fd, direct) =
+            open_direct(path, access | exclusive, Mode::empty()).map_err(|e| match e {
+                Errno::BUSY => CacheError::InUse {
+                    path: path.into(),
+                    holder: "the kernel (mounted, or part of another device)".into(),
+                },
+                e => CacheError::io(path, "open", e),
+            })?;
         let cache = CacheFile { fd, path: path.into(), size_bytes: 0, direct, block_device };
         cache.lock()?;
         let size = if block_device {
             block_device_bytes(cache.fd.as_fd()).map_err(|e| CacheError::io(path, "measure", e))?
         } else {
-            rustix::fs::fstat(&cache.fd).map_err(|e| CacheError::io(path, "measure", e))?.st_size as u64
+            rustix::fs::fstat(&cache.fd).map_err(|e| CacheError::io(path, "measure", e))?.st_size
+                as u64
         };
         Ok(CacheFile { size_bytes: size / BLOCK_BYTES as u64 * BLOCK_BYTES as u64, ..cache })
     }
@@ -179,11 +181,13 @@ impl CacheFile {
             return cache.take_blank(size);
         }
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
-        let (fd, direct) = open_direct(path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| match e {
-            Errno::EXIST => CacheError::Exists(path.into()),
-            e => CacheError::io(path, "create", e),
-        })?;
-        let cache = CacheFile { fd, path: path.into(), size_bytes: size, direct, block_device: false };
+        let (fd, direct) =
+            open_direct(path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| match e {
+                Errno::EXIST => CacheError::Exists(path.into()),
+                e => CacheError::io(path, "create", e),
+            })?;
+        let cache =
+            CacheFile { fd, path: path.into(), size_bytes: size, direct, block_device: false };
         // This call has created the file, so every failure from here on removes the file.
         let ready = cache.lock().and_then(|()| cache.reserve(size));
         if ready.is_err() {
@@ -199,7 +203,11 @@ impl CacheFile {
             return Err(CacheError::Exists(self.path));
         }
         if self.size_bytes < size {
-            return Err(CacheError::DiskFull { path: self.path, wanted: size, free: Some(self.size_bytes) });
+            return Err(CacheError::DiskFull {
+                path: self.path,
+                wanted: size,
+                free: Some(self.size_bytes),
+            });
         }
         if !self.is_blank()? {
             return Err(CacheError::NotBlank(self.path));
@@ -283,7 +291,8 @@ impl CacheFile {
         })?;
         // The file's name must survive a power loss, as its content does.
         rustix::fs::fsync(&self.fd).map_err(|e| CacheError::io(&self.path, "sync", e))?;
-        let directory = self.path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let directory =
+            self.path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let synced = fs::File::open(directory).and_then(|d| d.sync_all());
         synced.map_err(|e| CacheError::io(&self.path, "sync the directory of", e))
     }
@@ -349,7 +358,9 @@ impl CacheFile {
     /// Whether the file system writes overwritten data of this file to another place.
     fn copies_on_write(&self) -> bool {
         let of = |found: rustix::fs::StatFs| COPY_ON_WRITE.contains(&(found.f_type as u32));
-        let is_off = || rustix::fs::ioctl_getflags(&self.fd).is_ok_and(|flags| flags.contains(IFlags::NOCOW));
+        let is_off = || {
+            rustix::fs::ioctl_getflags(&self.fd).is_ok_and(|flags| flags.contains(IFlags::NOCOW))
+        };
         !self.block_device && rustix::fs::fstatfs(&self.fd).is_ok_and(of) && !is_off()
     }
 
@@ -367,8 +378,9 @@ impl CacheFile {
             let Ok(stat) = rustix::fs::fstat(&self.fd) else { return false };
             let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
             let device = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}"));
-            let name =
-                device.ok().and_then(|device| Some(device.file_name()?.to_string_lossy().into_owned()));
+            let name = device
+                .ok()
+                .and_then(|device| Some(device.file_name()?.to_string_lossy().into_owned()));
             return name.is_some_and(|name| name.starts_with("ram") || name.starts_with("zram"));
         }
         rustix::fs::fstatfs(&self.fd).is_ok_and(|found| IN_MEMORY.contains(&(found.f_type as u32)))
@@ -389,7 +401,9 @@ fn open_direct(path: &Path, flags: OFlags, mode: Mode) -> Result<(OwnedFd, bool)
         Err(Errno::INVAL) => {
             let flags = flags.difference(OFlags::EXCL | OFlags::CREATE);
             let made = match rustix::fs::open(path, flags, mode) {
-                Err(Errno::NOENT) => rustix::fs::open(path, flags | OFlags::CREATE | OFlags::EXCL, mode),
+                Err(Errno::NOENT) => {
+                    rustix::fs::open(path, flags | OFlags::CREATE | OFlags::EXCL, mode)
+                }
                 other => other,
             };
             made.map(|fd| (fd, false))
@@ -417,7 +431,8 @@ pub fn has_died(pid: u32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
         // Processes of other users may be hidden in /proc.
         let process = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
-        return process.is_none_or(|pid| rustix::process::test_kill_process(pid) == Err(Errno::SRCH));
+        return process
+            .is_none_or(|pid| rustix::process::test_kill_process(pid) == Err(Errno::SRCH));
     };
     // The name in parentheses may contain any character. The state is the word behind the last `)`.
     stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X']))
@@ -425,7 +440,11 @@ pub fn has_died(pid: u32) -> bool {
 
 fn describe(pid: u32) -> String {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    if name.is_empty() { format!("process {pid}") } else { format!("process {pid} ({})", name.trim()) }
+    if name.is_empty() {
+        format!("process {pid}")
+    } else {
+        format!("process {pid} ({})", name.trim())
+    }
 }
 
 fn free_bytes(directory: &Path) -> Option<u64> {

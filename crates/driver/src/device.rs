@@ -57,7 +57,8 @@ impl BlockingDevice<'_> {
                 .user_data(index as u64);
             // SAFETY: the buffers are borrowed exclusively until this function returns, and this
             // function returns only when every read has completed.
-            unsafe { ring.submission().push(&entry) }.expect("the ring is as deep as a batch is long");
+            unsafe { ring.submission().push(&entry) }
+                .expect("the ring is as deep as a batch is long");
         }
         let mut left = batch.len();
         while left > 0 {
@@ -127,7 +128,10 @@ mod tests {
     use crate::CACHE_BYTES_MIN;
     use tidepool_engine::mem::AlignedBuf;
 
-    fn read_back(device: &mut BlockingDevice<'_>, offsets: &[u64]) -> Vec<(u8, Result<(), IoError>)> {
+    fn read_back(
+        device: &mut BlockingDevice<'_>,
+        offsets: &[u64],
+    ) -> Vec<(u8, Result<(), IoError>)> {
         let mut bufs: Vec<AlignedBuf> = offsets.iter().map(|_| AlignedBuf::zeroed(4096)).collect();
         let mut batch: Vec<DeviceRead<'_>> = offsets
             .iter()

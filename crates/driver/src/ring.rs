@@ -142,7 +142,8 @@ impl Ring {
     fn registered(&self, ptr: *const u8, len: usize) -> Option<u16> {
         let start = (ptr as usize).checked_sub(self.region.0)?;
         let fits = start < self.region.1 && len <= self.region.1 - start;
-        let (first, last) = (start / REGISTERED_BYTES_MAX, (start + len.max(1) - 1) / REGISTERED_BYTES_MAX);
+        let (first, last) =
+            (start / REGISTERED_BYTES_MAX, (start + len.max(1) - 1) / REGISTERED_BYTES_MAX);
         (fits && first == last).then_some(first as u16)
     }
 
@@ -236,9 +237,10 @@ impl Ring {
 
     /// Accepts one connection; the result is its descriptor (close-on-exec).
     pub fn accept(&mut self, user: u64, fd: BorrowedFd<'_>) {
-        let entry = opcode::Accept::new(Fd(fd.as_raw_fd()), std::ptr::null_mut(), std::ptr::null_mut())
-            .flags(libc::SOCK_CLOEXEC)
-            .build();
+        let entry =
+            opcode::Accept::new(Fd(fd.as_raw_fd()), std::ptr::null_mut(), std::ptr::null_mut())
+                .flags(libc::SOCK_CLOEXEC)
+                .build();
         // SAFETY: no address is requested, so the entry names no memory.
         unsafe { self.push(entry.user_data(user)) };
     }
@@ -249,16 +251,23 @@ impl Ring {
     /// # Safety
     /// The header, its vectors and their memory stay valid and untouched until the completion is
     /// reaped.
-    pub unsafe fn recvmsg(&mut self, user: u64, fd: BorrowedFd<'_>, header: *mut libc::msghdr, empty: bool) {
+    pub unsafe fn recvmsg(
+        &mut self,
+        user: u64,
+        fd: BorrowedFd<'_>,
+        header: *mut libc::msghdr,
+        empty: bool,
+    ) {
         let fd = Fd(fd.as_raw_fd());
         let poll_first = u16::from(empty) * RECEIVE_POLL_FIRST;
         // SAFETY: the caller guarantees the header and its vectors.
-        let vectors = unsafe { std::slice::from_raw_parts((*header).msg_iov, (*header).msg_iovlen) };
+        let vectors =
+            unsafe { std::slice::from_raw_parts((*header).msg_iov, (*header).msg_iovlen) };
         let entry = match vectors {
             // A receive without a header is cheaper: the kernel copies no header in or out.
-            [only] => {
-                opcode::Recv::new(fd, only.iov_base.cast(), only.iov_len as u32).ioprio(poll_first).build()
-            }
+            [only] => opcode::Recv::new(fd, only.iov_base.cast(), only.iov_len as u32)
+                .ioprio(poll_first)
+                .build(),
             _ => opcode::RecvMsg::new(fd, header).ioprio(poll_first).build(),
         };
         // SAFETY: the caller guarantees the header, the vectors and their memory.
@@ -357,7 +366,14 @@ mod tests {
             ring.datasync(2, file.as_fd());
             assert_eq!(wait(&mut ring), (2, 0));
             // SAFETY: as for the write above.
-            unsafe { ring.read(3, file.as_fd(), 0, slice_from_raw_parts_mut(ptr.wrapping_add(8192), 8192)) };
+            unsafe {
+                ring.read(
+                    3,
+                    file.as_fd(),
+                    0,
+                    slice_from_raw_parts_mut(ptr.wrapping_add(8192), 8192),
+                )
+            };
             assert_eq!(wait(&mut ring), (3, 8192));
             drop(ring);
             assert!(memory[8192..12288].iter().all(|b| *b == 0));
@@ -374,7 +390,11 @@ mod tests {
             ring.datasync(user, file.as_fd());
         }
         let most = count / u64::from(SUBMISSIONS_MAX) + 1;
-        assert!(ring.enters() <= most, "{} calls: a full queue is handed over in one", ring.enters());
+        assert!(
+            ring.enters() <= most,
+            "{} calls: a full queue is handed over in one",
+            ring.enters()
+        );
         let mut seen = vec![false; count as usize];
         for _ in 0..count {
             let (user, result) = wait(&mut ring);
@@ -396,7 +416,8 @@ mod tests {
         }
         // Nothing is in flight: a wait for the kernel would not end.
         ring.enter(None);
-        let mut users: Vec<u64> = (0..3).map(|_| ring.next_completion().expect("kept").user).collect();
+        let mut users: Vec<u64> =
+            (0..3).map(|_| ring.next_completion().expect("kept").user).collect();
         ring.datasync(3, file.as_fd());
         users.push(wait(&mut ring).0);
         users.sort_unstable();

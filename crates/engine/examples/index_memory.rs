@@ -1,9 +1,9 @@
 //! Measures what the index costs: bytes of memory for each cached block, and nanoseconds for each
 //! operation.
 //!
-//! `cargo run --release -p tidepool-engine --example index_memory [BLOCKS]` (10,000,000 unless given).
-//! The device is a little larger than what is cached (record headers).
-//! Fails if a budget is exceeded: 12 bytes for each block at random, 5 sequential, all told.
+//! `cargo run --release -p tidepool-engine --example index_memory [BLOCKS]` (10,000,000 unless
+//! given). The device is a little larger than what is cached (record headers). Fails if a budget is
+//! exceeded: 12 bytes for each block at random, 5 sequential, all told.
 
 use std::fmt::Write as _;
 use std::hint::black_box;
@@ -58,7 +58,8 @@ fn sequential(blocks: u32) -> f64 {
             black_box(index.lookup_run(scatter(i) % u64::from(blocks), 64));
         });
         let costs = [("insert of a record", insert), ("lookup", lookup), ("lookup_run", run)];
-        worst = worst.max(report(&format!("sequential, records of {record}"), &index, None, &costs));
+        worst =
+            worst.max(report(&format!("sequential, records of {record}"), &index, None, &costs));
     }
     worst
 }
@@ -108,8 +109,9 @@ fn random(blocks: u32, factor: u64) -> f64 {
     worst.max(report("the same, each block replaced once", &index, Some(before), &costs))
 }
 
-/// The same number of blocks at random in many volumes, each of them ten times its part of the cache.
-/// Not held against the budget: the page that each table size has begun counts for more here.
+/// The same number of blocks at random in many volumes, each of them ten times its part of the
+/// cache. Not held against the budget: the page that each table size has begun counts for more
+/// here.
 fn many_volumes(blocks: u32) {
     let mut volumes: Vec<VolumeIndex> = (0..VOLUMES).map(|_| VolumeIndex::new()).collect();
     let volume_blocks = u64::from(blocks / VOLUMES) * 10;
@@ -135,7 +137,12 @@ fn fixed_bytes(cached: u64) -> f64 {
 }
 
 /// Prints one line; returns the bytes for each cached block, all told.
-fn report(name: &str, index: &VolumeIndex, resident_before: Option<usize>, costs: &[(&str, f64)]) -> f64 {
+fn report(
+    name: &str,
+    index: &VolumeIndex,
+    resident_before: Option<usize>,
+    costs: &[(&str, f64)],
+) -> f64 {
     let cached = index.blocks().at;
     let bytes = |bytes: usize| bytes as f64 / cached as f64;
     let (counted, fixed) = (bytes(index.memory_bytes()), fixed_bytes(cached));

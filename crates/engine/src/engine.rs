@@ -1,4 +1,5 @@
-//! The loop: which room an event goes to, in which order work is looked for, and what follows from what a room has found out.
+//! The loop: which room an event goes to, in which order work is looked for, and what follows from
+//! what a room has found out.
 
 use crate::api::*;
 use crate::base::consequences::Consequence;
@@ -38,7 +39,13 @@ pub struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(geo: Geometry, config: EngineConfig, durable: u64, epoch: u64, now: Nanos) -> Engine {
+    pub(crate) fn new(
+        geo: Geometry,
+        config: EngineConfig,
+        durable: u64,
+        epoch: u64,
+        now: Nanos,
+    ) -> Engine {
         Engine {
             front: Front::new(),
             cache: Cache::new(geo.device_blocks as usize),
@@ -69,8 +76,8 @@ impl Engine {
     /// Takes in an event. Effects come out of [`Engine::next_effect`].
     ///
     /// # Panics
-    /// If an effect is reported that is not in flight, or a request breaks its contract (buffer size):
-    /// both are bugs of the driver, and going on would corrupt data.
+    /// If an effect is reported that is not in flight, or a request breaks its contract (buffer
+    /// size): both are bugs of the driver, and going on would corrupt data.
     pub fn handle(&mut self, now: Nanos, event: Event) {
         self.ground.stir();
         match event {
@@ -81,15 +88,17 @@ impl Engine {
         self.settle(now);
     }
 
-    /// The next thing to be done, `None` when there is nothing until the next event. Drivers handle all
-    /// events at hand first: what arrives together is committed together.
+    /// The next thing to be done, `None` when there is nothing until the next event. Drivers handle
+    /// all events at hand first: what arrives together is committed together.
     pub fn next_effect(&mut self, now: Nanos) -> Option<Effect> {
         loop {
             while self.ground.out_mut().wants_round() {
                 self.round(now);
             }
             match self.ground.next_effect()? {
-                Next::Failed(token, error) => self.handle(now, Event::Done { token, result: Err(error) }),
+                Next::Failed(token, error) => {
+                    self.handle(now, Event::Done { token, result: Err(error) })
+                }
                 Next::Effect(effect) => {
                     if let Effect::ControlDone { control, .. } = effect {
                         self.control.note_reported(control);
@@ -109,8 +118,8 @@ impl Engine {
         self.settle(self.looked_at);
     }
 
-    /// When [`Event::Tick`] is due if nothing else happens before. It may have come already: what became due since the last look for
-    /// work, while the driver did other things, is due still.
+    /// When [`Event::Tick`] is due if nothing else happens before. It may have come already: what
+    /// became due since the last look for work, while the driver did other things, is due still.
     pub fn next_deadline(&self) -> Option<Nanos> {
         let (ground, now) = (&self.ground, self.looked_at);
         let drains = !ground.is_stopping();
@@ -165,7 +174,8 @@ impl Engine {
         }
     }
 
-    /// Releases who need not wait for stable media any longer, and issues the next sync when somebody must.
+    /// Releases who need not wait for stable media any longer, and issues the next sync when
+    /// somebody must.
     pub(crate) fn sync(&mut self, now: Nanos) {
         let dead = self.ground.is_dead();
         let mut look = self.ground.log_mut().look();
@@ -209,14 +219,18 @@ impl Engine {
                 }
                 self.front.flush_done(ground, op, result);
             }
-            Io::DrainRead { piece, start, end } => self.drain.read_done(ground, piece, (start, end), result),
+            Io::DrainRead { piece, start, end } => {
+                self.drain.read_done(ground, piece, (start, end), result)
+            }
             Io::DrainWrite { piece } => self.drain.write_done(ground, now, piece, result),
             Io::DrainZeroes { drain } => self.drain.zeroes_done(ground, now, drain, result),
             Io::DrainFlush { volume, covers } => {
                 self.drain.flush_done(ground, now, (volume, covers), result);
             }
             Io::ReclaimSummary => self.cache.reclaim_summary_done(ground, result),
-            Io::ReclaimRead { start, end } => self.cache.reclaim_read_done(ground, (start, end), result),
+            Io::ReclaimRead { start, end } => {
+                self.cache.reclaim_read_done(ground, (start, end), result)
+            }
             Io::CheckpointWrite { buf } => match self.checkpoint.write_done(ground, buf, result) {
                 Ok(true) => self.sync(now),
                 Ok(false) => {}
@@ -352,7 +366,11 @@ impl Engine {
                     let (ledger, space) = self.ground.ledger_and_space(id);
                     let crcs = run.iter().map(|built| built.entry().value());
                     ledger.write(space, now, (range.start, first.position()), crcs);
-                    if mutated!(CrossingRunQueuedOnce) { range.start..range.start + 1 } else { range }
+                    if mutated!(CrossingRunQueuedOnce) {
+                        range.start..range.start + 1
+                    } else {
+                        range
+                    }
                 }
                 Some(kind @ (EntryKind::Discard | EntryKind::WriteZeroes)) => {
                     if !mutated!(DiscardKeepsFills) {
@@ -369,7 +387,12 @@ impl Engine {
                 }
                 Some(EntryKind::Void) | None => unreachable!("not in a write record"),
             };
-            self.drain.note_dirty(&mut self.ground, (id, record.sequence()), objects_of(dirtied), now);
+            self.drain.note_dirty(
+                &mut self.ground,
+                (id, record.sequence()),
+                objects_of(dirtied),
+                now,
+            );
             if !entry.has_data() {
                 self.ground.budget_mut().note_extents_changed();
             }
@@ -397,7 +420,9 @@ impl Engine {
 
     fn act(&mut self, now: Nanos, consequence: Consequence) {
         match consequence {
-            Consequence::Fenced(id) => self.answer_waiting(id, ControlError::Backend(IoError::Fenced)),
+            Consequence::Fenced(id) => {
+                self.answer_waiting(id, ControlError::Backend(IoError::Fenced))
+            }
             Consequence::Failed(id, lost) => self.answer_waiting(id, ControlError::Lost(lost)),
             Consequence::Disown(id) => self.disown(now, id),
             Consequence::Drained(id) => self.front.release_drained(&mut self.ground, id),
@@ -407,15 +432,17 @@ impl Engine {
     /// A read need not wait for a repair any longer.
     fn read_on(&mut self, reader: &Reader, is_known: bool) {
         match is_known {
-            true => self.front.read_blocks(&mut self.ground, reader.op(), reader.block(), reader.buf()),
+            true => {
+                self.front.read_blocks(&mut self.ground, reader.op(), reader.block(), reader.buf())
+            }
             false => self.front.fail_read(reader.op()),
         }
         self.front.is_nearer(&mut self.ground, reader.op());
     }
 
-    /// A dirty copy has no good content. If it is the block's current copy, the peer is asked; with none there either, the block is
-    /// lost. If only a closed group needed it, the peer is not asked: the cut of that group has even older content there
-    /// (docs/guarantees.md, known gaps).
+    /// A dirty copy has no good content. If it is the block's current copy, the peer is asked; with
+    /// none there either, the block is lost. If only a closed group needed it, the peer is not
+    /// asked: the cut of that group has even older content there (docs/guarantees.md, known gaps).
     fn repair_or_lose(&mut self, bad: BadCopy) {
         let (id, block, position) = (bad.volume(), bad.block(), bad.position());
         if self.ground.volume(id).ledger().index().lookup(block) == Lookup::At(position) {
@@ -494,14 +521,19 @@ fn admit(ground: &Ground, request: &Request) -> Result<(), RequestError> {
         Op::Block { .. } => volume.spec().size_bytes.next_multiple_of(BLOCK_BYTES as u64),
         _ => volume.spec().size_bytes,
     };
-    if !request.offset.is_multiple_of(sector) || !request.len.is_multiple_of(sector) || end > size_bytes {
+    if !request.offset.is_multiple_of(sector)
+        || !request.len.is_multiple_of(sector)
+        || end > size_bytes
+    {
         return Err(RequestError::Invalid);
     }
     if request.len > RANGE_BYTES_MAX {
         return Err(RequestError::Invalid);
     }
-    let changes =
-        !matches!(request.op, Op::Read | Op::Prefetch | Op::Flush | Op::Block { .. } | Op::Fetch { .. });
+    let changes = !matches!(
+        request.op,
+        Op::Read | Op::Prefetch | Op::Flush | Op::Block { .. } | Op::Fetch { .. }
+    );
     if changes && volume.spec().read_only {
         return Err(RequestError::ReadOnly);
     }
@@ -512,7 +544,8 @@ fn admit(ground: &Ground, request: &Request) -> Result<(), RequestError> {
         let bytes = request.buf.expect("a record is read into a buffer").len as usize;
         assert_eq!((bytes, request.len), (FETCH_BYTES, 0), "a buffer holds every record");
     }
-    let carries = matches!(request.op, Op::Read | Op::Prefetch | Op::Write { .. } | Op::Block { .. });
+    let carries =
+        matches!(request.op, Op::Read | Op::Prefetch | Op::Write { .. } | Op::Block { .. });
     if carries && request.len > 0 {
         let buf = request.buf.expect("a read or write has a buffer");
         let bytes = buffer_bytes(request.offset, request.len);

@@ -1,11 +1,12 @@
-//! Tidepool's core: a deterministic state machine with no I/O, threads, clock or randomness of its own.
+//! Tidepool's core: a deterministic state machine with no I/O, threads, clock or randomness of its
+//! own.
 //!
-//! [`Engine`] is one cache device with its volumes. Events go in, effects come out ([`api`]); before it
-//! runs, [`format_device`] lays a device out and [`Engine::open`] brings it back, through [`device`].
-//! [`Contents`] reads a device on which no core runs.
+//! [`Engine`] is one cache device with its volumes. Events go in, effects come out ([`api`]);
+//! before it runs, [`format_device`] lays a device out and [`Engine::open`] brings it back, through
+//! [`device`]. [`Contents`] reads a device on which no core runs.
 //!
-//! The rooms, from the bottom up, and which may use which, by path and by method (RFC 10 says why, `make tidy`
-//! whether it is so):
+//! The rooms, from the bottom up, and which may use which, by path and by method (RFC 10 says why,
+//! `make tidy` whether it is so):
 //!
 //! | room | what it is about | may use |
 //! |---|---|---|

@@ -14,18 +14,20 @@ pub struct VolumeStatus {
     pub mode: Mode,
     /// What it is doing.
     pub state: VolumeState,
-    /// Something of the volume is not in the backend, be it data or zeroes. Known without a backend, too.
+    /// Something of the volume is not in the backend, be it data or zeroes. Known without a
+    /// backend, too.
     pub dirty: bool,
     /// Bytes of data not yet in the backend, older content that a group still needs included.
     pub dirty_bytes: u64,
     /// Bytes that were discarded or zeroed and are not yet so in the backend; they take no room.
     pub dirty_zero_bytes: u64,
-    /// The most of them that is allowed: what was asked for, or less where all volumes together ask for more than
-    /// the cache holds.
+    /// The most of them that is allowed: what was asked for, or less where all volumes together ask
+    /// for more than the cache holds.
     pub dirty_bytes_max: u64,
     /// Age of the oldest dirty byte; 0 when there is none.
     pub dirty_age_ns: Nanos,
-    /// Bytes, of data and zeroes, that neither the image nor its redo has: what the loss of the cache would cost.
+    /// Bytes, of data and zeroes, that neither the image nor its redo has: what the loss of the
+    /// cache would cost.
     pub exposed_bytes: u64,
     /// Age of the oldest of them; 0 when there is none.
     pub exposed_age_ns: Nanos,
@@ -43,8 +45,9 @@ pub struct VolumeStatus {
     pub flushes: bool,
     /// Writes and zeroes of the drain that the backend has not answered.
     pub drain_writes_in_flight: u64,
-    /// Writes went past the cache that no flush of the backend has covered yet. Still set when a shutdown is
-    /// complete: the backend could not be flushed in [`crate::EngineConfig::stop_flush_ns_max`].
+    /// Writes went past the cache that no flush of the backend has covered yet. Still set when a
+    /// shutdown is complete: the backend could not be flushed in
+    /// [`crate::EngineConfig::stop_flush_ns_max`].
     pub backend_unflushed: bool,
     /// Counters.
     pub count: VolumeCounters,
@@ -65,8 +68,8 @@ pub enum VolumeState {
     Full,
     /// Another owner has it: nothing is served any more.
     Fenced,
-    /// Data is lost that cannot be named block by block, or that the dead cache device cannot record:
-    /// every request fails.
+    /// Data is lost that cannot be named block by block, or that the dead cache device cannot
+    /// record: every request fails.
     Failed,
 }
 
@@ -89,7 +92,8 @@ pub struct VolumeCounters {
     pub hit_blocks: u64,
     /// Blocks of reads fetched from the backend.
     pub miss_blocks: u64,
-    /// Blocks of reads that neither the image nor a parent of it has: zeroes, for which nothing was asked.
+    /// Blocks of reads that neither the image nor a parent of it has: zeroes, for which nothing was
+    /// asked.
     pub hole_blocks: u64,
     /// Requests that failed.
     pub errors: u64,

@@ -1,4 +1,5 @@
-//! Making room where clean blocks stand among zeroes that the backend does not take: each that is dropped splits a range of them.
+//! Making room where clean blocks stand among zeroes that the backend does not take: each that is
+//! dropped splits a range of them.
 
 use crate::common::*;
 use crate::reclaim::{answered, cached, hold_what_is_kept, read_once, writes_find_room};
@@ -7,7 +8,8 @@ use tidepool_engine::api::*;
 const PIECE: u64 = 64 << 10;
 const SECOND: Nanos = 1_000_000_000;
 
-/// Clean blocks of the first of two volumes, each between zeroes that its backend does not take; they stand in 40 MiB.
+/// Clean blocks of the first of two volumes, each between zeroes that its backend does not take;
+/// they stand in 40 MiB.
 fn among_zeroes(segment_bytes: u32) -> World {
     let specs = ["a", "b"].map(|name| spec(name, 256 * MIB, Mode::WriteBack));
     let mut w = World::with_segments(64 * MIB, segment_bytes, &specs);
@@ -31,13 +33,14 @@ fn dropped(w: &World) -> u64 {
 
 #[test]
 fn g8_a_backend_that_takes_no_discards_holds_up_no_other_volume_when_what_is_cached_between_them_is_dropped()
-{
+ {
     let mut w = among_zeroes(256 << 10);
     let data = pattern(1, PIECE as usize);
     // Many at once, so that reclaim is late.
     for round in 0..10u64 {
-        let write =
-            |i: u64| w.submit(1, Op::Write { fua: false }, (round * 160 + i) * PIECE, PIECE, Some(&data));
+        let write = |i: u64| {
+            w.submit(1, Op::Write { fua: false }, (round * 160 + i) * PIECE, PIECE, Some(&data))
+        };
         let sent: Vec<_> = (0..160).map(write).collect();
         w.run();
         // Of its own backend it may have to wait for the drain.
@@ -81,7 +84,8 @@ fn g8_what_has_to_stay_is_moved_although_writes_have_taken_the_room_for_it() {
 fn reclaim_comes_to_its_end(zeroes: u64) {
     let mut w = among_zeroes(256 << 10);
     for object in (40 * MIB..256 * MIB).step_by(4 << 20) {
-        w.op(0, Op::Discard { fua: false }, object + zeroes, BLOCK_BYTES as u64).expect("a discard");
+        w.op(0, Op::Discard { fua: false }, object + zeroes, BLOCK_BYTES as u64)
+            .expect("a discard");
     }
     for at in (44 * MIB..240 * MIB).step_by(2 * PIECE as usize) {
         let sent = w.submit(0, Op::Read, at, 2 * PIECE, None);

@@ -1,4 +1,5 @@
-//! What a volume is added and attached with is what it has afterwards, and what cannot be is refused.
+//! What a volume is added and attached with is what it has afterwards, and what cannot be is
+//! refused.
 
 use crate::common::*;
 use tidepool_engine::api::*;
@@ -6,7 +7,8 @@ use tidepool_engine::status::VolumeState;
 use tidepool_engine::{AddError, Attach};
 
 fn attach(w: &mut World, attach: &Attach) {
-    w.control(|e, now, c| e.attach(now, VolumeId(0), attach.clone(), c).expect("attach")).expect("attached");
+    w.control(|e, now, c| e.attach(now, VolumeId(0), attach.clone(), c).expect("attach"))
+        .expect("attached");
 }
 
 /// Stops the daemon in good order, and starts it again.
@@ -34,7 +36,10 @@ fn an_attachment_replaces_all_that_it_names_and_keeps_the_rest_also_over_a_resta
     w.images[0].resize(17 << 20, 0);
     attach(&mut w, &Attach { generation: 7, ..Attach::again(&new, true) });
     let status = w.status(0);
-    assert_eq!((&status.spec, status.mode, status.state), (&new, Mode::WriteThrough, VolumeState::Serving));
+    assert_eq!(
+        (&status.spec, status.mode, status.state),
+        (&new, Mode::WriteThrough, VolumeState::Serving)
+    );
     assert_eq!(status.dirty_bytes_max, 0, "who only reads dirties nothing");
     w.reopen();
     assert_eq!(w.engine.volumes(), [(VolumeId(0), new.clone())]);
@@ -108,9 +113,15 @@ fn a_volume_that_cannot_be_served_is_refused_and_the_largest_that_can_be_is_not(
     for size_bytes in [0, 511, 513, (1 << 50) + 512] {
         assert_eq!(add(VolumeSpec { size_bytes, ..good.clone() }), Err(AddError::Size(size_bytes)));
     }
-    assert_eq!(add(VolumeSpec { backend: "b".repeat(1025), ..good.clone() }), Err(AddError::TooLong("URI")));
+    assert_eq!(
+        add(VolumeSpec { backend: "b".repeat(1025), ..good.clone() }),
+        Err(AddError::TooLong("URI"))
+    );
     let attachment = vec![0; ATTACHMENT_BYTES_MAX + 1];
-    assert_eq!(add(VolumeSpec { attachment, ..good.clone() }), Err(AddError::TooLong("attachment")));
+    assert_eq!(
+        add(VolumeSpec { attachment, ..good.clone() }),
+        Err(AddError::TooLong("attachment"))
+    );
 
     let longest = VolumeSpec {
         name: format!("{}._-@", "n".repeat(60)),
@@ -150,9 +161,14 @@ fn a_volume_without_a_backend_leaves_only_if_nothing_of_it_is_needed() {
     w.write(0, 0, &pattern(1, 4096));
     w.drain(0);
     stop(&mut w);
-    let remove =
-        |verify| move |e: &mut tidepool_engine::Engine, now, c| e.remove(now, VolumeId(0), verify, c);
-    assert_eq!(w.control(remove(true)), Err(ControlError::Detached), "there is nothing to compare with");
+    let remove = |verify| {
+        move |e: &mut tidepool_engine::Engine, now, c| e.remove(now, VolumeId(0), verify, c)
+    };
+    assert_eq!(
+        w.control(remove(true)),
+        Err(ControlError::Detached),
+        "there is nothing to compare with"
+    );
     assert_eq!(w.control(remove(false)), Ok(()));
     assert_eq!(w.engine.volumes(), []);
 }

@@ -1,4 +1,5 @@
-//! What a checkpoint holds comes back, it is counted when all of it is stable, and ranges wait while there is no room for them in one.
+//! What a checkpoint holds comes back, it is counted when all of it is stable, and ranges wait
+//! while there is no room for them in one.
 
 use crate::common::*;
 use tidepool_engine::api::*;
@@ -10,8 +11,10 @@ const SECOND: Nanos = 1_000_000_000;
 const DISCARD: Op = Op::Discard { fua: false };
 
 fn world() -> World {
-    let mut w =
-        World::new(64 * MIB, &[spec("a", 64 * MIB, Mode::WriteBack), spec("b", MIB, Mode::WriteBack)]);
+    let mut w = World::new(
+        64 * MIB,
+        &[spec("a", 64 * MIB, Mode::WriteBack), spec("b", MIB, Mode::WriteBack)],
+    );
     w.images[0].fill(0x66);
     w.flush(0);
     w.flush(1);
@@ -55,7 +58,11 @@ fn lose(w: &mut World, n: u64, stretch: u64) {
         w.write(0, offset(i), &data);
     }
     let tag = &data[..8];
-    w.device.0.chunks_exact_mut(BLOCK_BYTES).filter(|b| b.starts_with(tag)).for_each(|b| b[100] ^= 1);
+    w.device
+        .0
+        .chunks_exact_mut(BLOCK_BYTES)
+        .filter(|b| b.starts_with(tag))
+        .for_each(|b| b[100] ^= 1);
     for i in 0..n {
         assert_eq!(w.try_read(0, offset(i), BLOCK), Err(RequestError::Io));
     }
@@ -169,11 +176,17 @@ fn g8_a_volume_that_has_lost_more_than_a_checkpoint_can_name_fails_and_the_other
     w.run();
     w.pass(SECOND);
     assert_eq!(w.controls.remove(&recorded), Some(Ok(())));
-    assert_eq!([0, 1].map(|volume| w.status(volume).state), [VolumeState::Failed, VolumeState::Serving]);
+    assert_eq!(
+        [0, 1].map(|volume| w.status(volume).state),
+        [VolumeState::Failed, VolumeState::Serving]
+    );
     assert!(w.status(0).lost_blocks > 2 * room() as u64);
     w.write(1, 0, &pattern(1, BLOCK_BYTES));
     reopen(&mut w);
-    assert_eq!([0, 1].map(|volume| w.status(volume).state), [VolumeState::Failed, VolumeState::Serving]);
+    assert_eq!(
+        [0, 1].map(|volume| w.status(volume).state),
+        [VolumeState::Failed, VolumeState::Serving]
+    );
     assert!(w.read(1, 0, BLOCK) == pattern(1, BLOCK_BYTES));
 }
 
@@ -192,7 +205,9 @@ fn a_checkpoint_counts_when_both_copies_of_its_header_are_stable() {
                         w.engine.handle(w.now, Event::Done { token, result: Ok(()) });
                     }
                 }
-                Effect::DeviceSync { token } => w.engine.handle(w.now, Event::Done { token, result: Ok(()) }),
+                Effect::DeviceSync { token } => {
+                    w.engine.handle(w.now, Event::Done { token, result: Ok(()) })
+                }
                 Effect::ControlDone { control, result } => drop(w.controls.insert(control, result)),
                 other => panic!("{other:?}"),
             }
@@ -283,7 +298,13 @@ fn g8_a_checkpoint_waits_for_segments_that_are_being_closed_and_not_for_the_next
     for step in 0..160 {
         while sent.len() < 12 {
             n += 1;
-            sent.push(w.submit(0, Op::Write { fua: false }, n % 512 * (128 << 10), 128 << 10, Some(&data)));
+            sent.push(w.submit(
+                0,
+                Op::Write { fua: false },
+                n % 512 * (128 << 10),
+                128 << 10,
+                Some(&data),
+            ));
         }
         w.run();
         if step == 40 {

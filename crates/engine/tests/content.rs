@@ -6,10 +6,12 @@ use std::convert::Infallible;
 use tidepool_engine::api::*;
 use tidepool_engine::format::FORMAT_VERSION;
 use tidepool_engine::{
-    Content, Contents, Engine, EngineConfig, FormatOptions, RecoveryReport, check, format_device, inspect,
+    Content, Contents, Engine, EngineConfig, FormatOptions, RecoveryReport, check, format_device,
+    inspect,
 };
 
-/// A stretch without its bytes: offset, length, dirty, and whether it has bytes, is zero, damaged or lost.
+/// A stretch without its bytes: offset, length, dirty, and whether it has bytes, is zero, damaged
+/// or lost.
 type Seen = (u64, u64, bool, char);
 
 /// The image with what the device holds of volume 0 above it, and all that was seen.
@@ -82,7 +84,8 @@ fn g7_what_does_not_verify_is_shown_as_damaged_and_costs_nothing_around_it() {
     w.backend_stopped = true;
     let data = pattern(1, 256 << 10);
     w.write(0, 0, &data);
-    // With a checkpoint behind it: what is damaged in the log's tail is lost already when it is replayed.
+    // With a checkpoint behind it: what is damaged in the log's tail is lost already when it is
+    // replayed.
     w.restart(true);
     w.corrupt(&data[40960..45056]);
     let (rescued, seen) = rescue(&mut w);
@@ -121,7 +124,8 @@ fn a_long_run_is_shown_whole_and_no_further_and_a_bad_block_spoils_itself_only()
     assert!(shown(&mut w, vec![]) == (data.clone(), vec![]));
     for block in [0, 40, 63, 64, 99] {
         let at = block * BLOCK_BYTES;
-        let on_device = w.device.0.chunks(BLOCK_BYTES).position(|b| *b == data[at..at + BLOCK_BYTES]);
+        let on_device =
+            w.device.0.chunks(BLOCK_BYTES).position(|b| *b == data[at..at + BLOCK_BYTES]);
         let unreadable = vec![on_device.expect("it is there") as u64];
         let rest = [&data[..at], &data[at + BLOCK_BYTES..]].concat();
         let expected = (rest, vec![(MIB + at as u64, BLOCK_BYTES as u64)]);
@@ -142,7 +146,8 @@ fn a_look_and_a_check_tell_what_is_on_the_device() {
     assert_eq!(looked.format_version, FORMAT_VERSION);
     assert_eq!((looked.volumes.len(), looked.volumes[0].dirty_bytes), (1, 512 << 10));
     let mut progress = Vec::new();
-    let report = check(&mut w.device, &mut |done, all| progress.push((done, all))).expect("a cache");
+    let report =
+        check(&mut w.device, &mut |done, all| progress.push((done, all))).expect("a cache");
     assert_eq!((report.blocks, report.damaged.len()), (128, 0));
     assert_eq!(progress.last(), Some(&(128, 128)));
     assert!(progress.iter().all(|&(_, all)| all == 128));
@@ -174,8 +179,11 @@ fn g7_a_check_verifies_every_block_and_names_the_first_thousand_that_are_damaged
     assert_eq!((report.blocks, report.damaged.len()), (total, 1));
     let (spec, at, dirty) = &report.damaged[0];
     assert_eq!((&spec.name[..], *at, *dirty), ("b", (3 * 64 + 5) * block, true));
-    let first: HashSet<[u8; 16]> =
-        pieces.iter().flat_map(|p| p.chunks(4096)).map(|b| b[..16].try_into().expect("16 bytes")).collect();
+    let first: HashSet<[u8; 16]> = pieces
+        .iter()
+        .flat_map(|p| p.chunks(4096))
+        .map(|b| b[..16].try_into().expect("16 bytes"))
+        .collect();
     let blocks = w.device.0.chunks_exact_mut(4096);
     blocks.filter(|b| first.contains(&b[..16])).for_each(|b| b[9] ^= 1);
     let report = check(&mut w.device, &mut |_, _| ()).expect("a cache");
@@ -194,5 +202,8 @@ fn the_whole_device_is_written_when_it_is_laid_out_and_nothing_of_what_was_there
     assert!(!device.0[..size as usize].chunks(4096).any(|block| block.iter().all(|&b| b == 0x77)));
     assert!(device.0[size as usize..].iter().all(|&b| b == 0x77), "what is not used is left alone");
     assert_eq!(seen.len(), 65, "in steps of a MiB");
-    assert!(seen.iter().zip(1..).all(|(&step, n)| step == ((n * MIB).min(total), total)), "{seen:?}");
+    assert!(
+        seen.iter().zip(1..).all(|(&step, n)| step == ((n * MIB).min(total), total)),
+        "{seen:?}"
+    );
 }

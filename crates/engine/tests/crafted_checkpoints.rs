@@ -78,7 +78,11 @@ fn a_header_that_cannot_be_that_of_a_checkpoint_is_passed_over() {
     assert_eq!(changed(|h, _| h.uuid[0] ^= 1), Ok(newest), "another cache's");
     assert_eq!(changed(|h, _| h.magic = PAGE_MAGIC), Ok(newest), "no header");
     assert_eq!(changed(|h, _| h.checkpoint += 1), Ok(newest), "of the other slot");
-    assert_eq!(changed(|h, _| h.epoch.set(COUNTER_MAX + 1)), Ok(newest), "nobody counts up to that");
+    assert_eq!(
+        changed(|h, _| h.epoch.set(COUNTER_MAX + 1)),
+        Ok(newest),
+        "nobody counts up to that"
+    );
     let beyond = |h: &mut CheckpointHeader, blocks| {
         h.open_segment[1].set(0);
         h.open_block[1].set(blocks + 1);
@@ -137,7 +141,10 @@ fn a_segment_that_no_core_has_described_like_this_makes_a_checkpoint_worthless()
     };
     assert_eq!(changed(&|_| ()), Ok(Some(data(100))));
     assert_eq!(changed(&|item| item[10] = SUMMARY_BLOCKS_MAX as u8), Ok(Some(data(100))));
-    assert_eq!(changed(&|item| item[10] = SUMMARY_BLOCKS_MAX as u8 + 1), Err(OpenError::Checkpoint));
+    assert_eq!(
+        changed(&|item| item[10] = SUMMARY_BLOCKS_MAX as u8 + 1),
+        Err(OpenError::Checkpoint)
+    );
     assert_eq!(changed(&|item| item[7] = 0x80), Err(OpenError::Checkpoint));
 }
 
@@ -168,14 +175,18 @@ fn extents_that_are_empty_or_behind_the_end_of_their_volume_are_none() {
         kind: ExtentKind::Zero as u8,
         reserved: 0,
     };
-    let extents = [extent(100, 0), extent(BLOCKS - 6, 7), extent(u64::MAX, 2), extent(BLOCKS - 1, 1)];
+    let extents =
+        [extent(100, 0), extent(BLOCKS - 6, 7), extent(u64::MAX, 2), extent(BLOCKS - 1, 1)];
     change_page(&mut c, first, |block| {
         let at = size_of::<PageHeader>();
         block[at - 4..at].copy_from_slice(&(extents.len() as u32).to_le_bytes());
         block[at..at + size_of_val(&extents)].copy_from_slice(extents.as_bytes());
     });
     let found = c.found();
-    assert_eq!(found.blocks.into_iter().collect::<Vec<_>>(), [((0, BLOCKS - 1), (Holds::Zero, true))]);
+    assert_eq!(
+        found.blocks.into_iter().collect::<Vec<_>>(),
+        [((0, BLOCKS - 1), (Holds::Zero, true))]
+    );
 }
 
 #[test]
@@ -240,7 +251,9 @@ fn a_summary_that_names_a_place_twice_or_a_block_behind_the_end_of_its_volume_do
     Engine::open(&mut c.device, EngineConfig::small(), 0).expect("open");
     let mut twice = segment.clone();
     twice.records.extend_from_slice(&segment.records);
-    twice.entries.extend(segment.entries.iter().map(|e| Entry::new(EntryKind::Data, 10, e.value())));
+    twice
+        .entries
+        .extend(segment.entries.iter().map(|e| Entry::new(EntryKind::Data, 10, e.value())));
     c.summary(&twice);
     let found = c.found();
     assert_eq!([1, 2].map(|block| found.holds(0, block)), [1, 2].map(|seed| Some(data(seed))));

@@ -1,4 +1,5 @@
-//! A cache device that fails: what is answered, what still reaches the image, and what a restart must not believe.
+//! A cache device that fails: what is answered, what still reaches the image, and what a restart
+//! must not believe.
 
 use crate::common::*;
 use tidepool_engine::Attach;
@@ -41,8 +42,9 @@ fn what_was_decided_before_a_cache_device_failed_is_not_sent_to_it_any_more() {
     let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
     w.flush(0);
     let write = Op::Write { fua: false };
-    let sent: Vec<_> =
-        (0..16).map(|i| w.submit(0, write, i * PIECE, PIECE, Some(&pattern(i, PIECE as usize)))).collect();
+    let sent: Vec<_> = (0..16)
+        .map(|i| w.submit(0, write, i * PIECE, PIECE, Some(&pattern(i, PIECE as usize))))
+        .collect();
     let Some(Effect::DeviceWrite { token, .. }) = w.engine.next_effect(w.now) else {
         panic!("writes go to the log first");
     };
@@ -53,7 +55,9 @@ fn what_was_decided_before_a_cache_device_failed_is_not_sent_to_it_any_more() {
     assert_eq!(w.device_writes, writes);
     for (i, (id, buf)) in (0..).zip(sent) {
         assert_eq!(w.replies.remove(&id), Some(Ok(())));
-        assert!(w.images[0][(i * PIECE) as usize..][..PIECE as usize] == pattern(i, PIECE as usize));
+        assert!(
+            w.images[0][(i * PIECE) as usize..][..PIECE as usize] == pattern(i, PIECE as usize)
+        );
         w.engine.arena_mut().free(buf.expect("it has a buffer"));
     }
 }
@@ -177,7 +181,10 @@ fn goes_on_past_a_dead_device(mut w: World) {
     w.write(0, 8 * MIB, &pattern(100, 4096));
     w.flush(0);
     for i in 0..8 {
-        assert!(w.images[0][(i * MIB) as usize..][..64 << 10] == pattern(i, 64 << 10), "dirty data {i}");
+        assert!(
+            w.images[0][(i * MIB) as usize..][..64 << 10] == pattern(i, 64 << 10),
+            "dirty data {i}"
+        );
     }
     assert!(w.images[0][8 * MIB as usize..][..4096] == pattern(100, 4096));
     assert_eq!(w.disowned, [VolumeId(0)], "no restart believes the device");
@@ -190,7 +197,9 @@ fn a_volume_whose_attachment_meets_a_failing_cache_device_is_drained_and_goes_on
         let (mut w, attach) = recovered(mode);
         w.device_result = Err(IoError::Errno(5));
         let control = w.fresh();
-        w.engine.attach(w.now, VolumeId(0), attach, control).expect("the device has not failed yet");
+        w.engine
+            .attach(w.now, VolumeId(0), attach, control)
+            .expect("the device has not failed yet");
         w.run();
         if mode == Mode::Off {
             // Nothing of an attachment in this mode is written before the drain is done.
@@ -217,7 +226,10 @@ fn a_volume_is_attached_to_a_dead_cache_device_to_be_drained() {
         w.engine.set_dirty_bytes_max(w.now, VolumeId(0), MIB, control);
         w.run();
         assert_eq!(w.controls.remove(&control), Some(Err(ControlError::Device)));
-        assert_eq!(w.control(|e, now, c| e.attach(now, VolumeId(0), attach, c).expect("attach")), Ok(()));
+        assert_eq!(
+            w.control(|e, now, c| e.attach(now, VolumeId(0), attach, c).expect("attach")),
+            Ok(())
+        );
         goes_on_past_a_dead_device(w);
     }
 }
@@ -227,7 +239,8 @@ fn a_volume_that_a_failing_cache_device_could_not_record_is_not_there() {
     let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
     w.device_result = Err(IoError::Errno(5));
     let added = w.control(|e, now, c| {
-        e.add_volume(now, spec("b", 16 * MIB, Mode::WriteBack), c).expect("the device has not failed yet");
+        e.add_volume(now, spec("b", 16 * MIB, Mode::WriteBack), c)
+            .expect("the device has not failed yet");
     });
     assert_eq!(added, Err(ControlError::Device));
     let left: Vec<String> = w.engine.volumes().into_iter().map(|(_, spec)| spec.name).collect();

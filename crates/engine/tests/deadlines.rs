@@ -1,4 +1,5 @@
-//! What waits for nothing but time goes on at a deadline that the core names, without any other event.
+//! What waits for nothing but time goes on at a deadline that the core names, without any other
+//! event.
 
 use crate::common::*;
 use tidepool_engine::api::*;
@@ -18,7 +19,10 @@ fn g8_each_of_several_volumes_is_drained_when_its_data_is_old_enough() {
             // Whose turn it is depends on how often there was something to do.
             (0..round % 3).for_each(|_| w.pass(1));
             w.follow_deadlines(1500 * MS);
-            assert!(w.images[v as usize][..4096] == pattern(round, 4096), "volume {v}, round {round}");
+            assert!(
+                w.images[v as usize][..4096] == pattern(round, 4096),
+                "volume {v}, round {round}"
+            );
         }
     }
 }

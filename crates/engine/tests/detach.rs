@@ -38,7 +38,8 @@ fn end(w: &mut World, control: u64) {
     w.refuses = |_| None;
 }
 
-/// What has come until the volume let go is there when it is attached again, and gets into the image.
+/// What has come until the volume let go is there when it is attached again, and gets into the
+/// image.
 fn check(w: &mut World, model: &[u8], keep_clean: bool) {
     w.attach(keep_clean);
     for (at, expected) in model.chunks(256 << 10).enumerate() {
@@ -63,8 +64,8 @@ fn what_a_volume_in_use_holds_when_it_lets_go_is_there_when_it_is_attached_again
     for seed in 1..30u64 {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut roll = |n: u64| random(&mut state) % n;
-        let mode =
-            [Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround][roll(5).saturating_sub(2) as usize];
+        let mode = [Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround]
+            [roll(5).saturating_sub(2) as usize];
         let drain = if roll(2) == 0 { DrainOrder::Grouped } else { DrainOrder::Unordered };
         let mut w = volume(mode, drain);
         let mut model = vec![0; SIZE as usize];
@@ -77,7 +78,8 @@ fn what_a_volume_in_use_holds_when_it_lets_go_is_there_when_it_is_attached_again
                 let range = offset as usize..(offset + len) as usize;
                 match roll(12) {
                     0 => {
-                        w.op(0, Op::WriteZeroes { fua: false, no_hole: false }, offset, len).expect("zeroes");
+                        w.op(0, Op::WriteZeroes { fua: false, no_hole: false }, offset, len)
+                            .expect("zeroes");
                         model[range].fill(0);
                     }
                     1 => w.flush(0),
@@ -157,7 +159,10 @@ fn a_fenced_volume_lets_go_and_begins_as_a_copy() {
         })
         .expect("it begins");
         let status = w.status(0);
-        assert_eq!((status.state, status.dirty_bytes, w.log().logged), (VolumeState::Replica, 0, 700));
+        assert_eq!(
+            (status.state, status.dirty_bytes, w.log().logged),
+            (VolumeState::Replica, 0, 700)
+        );
         w.control(|e, now, c| e.remove(now, V, false, c)).expect("it is forgotten");
     }
 }
@@ -233,7 +238,11 @@ fn g4_a_volume_in_sync_lets_go_when_its_copy_has_everything_on_stable_media() {
     w.pass(S);
     let control = detach(&mut w);
     w.pass(S);
-    assert_eq!((w.replies.get(&id), w.controls.get(&control)), (None, None), "the peer does not have it");
+    assert_eq!(
+        (w.replies.get(&id), w.controls.get(&control)),
+        (None, None),
+        "the peer does not have it"
+    );
     have(&mut w, 0);
     w.pass(S);
     assert_eq!(
@@ -270,7 +279,9 @@ fn a_volume_that_loses_its_peer_while_it_lets_go_goes_on_by_itself() {
     assert_eq!(w.replies.remove(&id), Some(Ok(())));
     w.write(0, 8192, &pattern(2, 4096));
     w.drain(0);
-    assert!(w.images[0][..8192] == pattern(1, 8192) && w.images[0][8192..12288] == pattern(2, 4096));
+    assert!(
+        w.images[0][..8192] == pattern(1, 8192) && w.images[0][8192..12288] == pattern(2, 4096)
+    );
 }
 
 #[test]

@@ -46,7 +46,10 @@ fn write_through_with_a_backlog_acknowledges_half_of_what_the_drain_has_brought_
     w.pass(SECOND);
     assert_eq!(w.status(0).count.drained_blocks, 256);
     let ids: Vec<_> = (0..16)
-        .map(|i| w.request(0, WRITE, 2 * OBJECT + i * (64 << 10), 64 << 10, Some(&pattern(i, 64 << 10))).0)
+        .map(|i| {
+            w.request(0, WRITE, 2 * OBJECT + i * (64 << 10), 64 << 10, Some(&pattern(i, 64 << 10)))
+                .0
+        })
         .collect();
     w.pass(SECOND);
     let answered: Vec<_> = ids.iter().map(|id| w.replies.contains_key(id)).collect();
@@ -99,7 +102,10 @@ fn every_one_of_many_zero_ranges_reaches_the_image() {
     assert_eq!(w.controls.get(&control), Some(&Ok(())));
     for i in 0..40 {
         let at = (OBJECT + i * 65536) as usize;
-        assert!(w.images[0][at..at + 4096] == [0; 4096] && w.images[0][at + 4096] == 0x11, "range {i}");
+        assert!(
+            w.images[0][at..at + 4096] == [0; 4096] && w.images[0][at + 4096] == 0x11,
+            "range {i}"
+        );
     }
 }
 
@@ -132,9 +138,12 @@ fn g2_what_a_backend_loses_between_a_drain_and_its_flush_is_drained_again() {
     w.write(0, 0, &pattern(1, 4096));
     set_mode(&mut w, Mode::WriteAround);
     w.write(0, 8 * MIB, &pattern(2, 4096));
-    // The client's flush is on its way before the drain has its own; it fails, and the drain's succeeds.
-    w.holds =
-        |op| matches!(op, BackendOp::Flush) || matches!(op, BackendOp::Write { offset, .. } if *offset == 0);
+    // The client's flush is on its way before the drain has its own; it fails, and the drain's
+    // succeeds.
+    w.holds = |op| {
+        matches!(op, BackendOp::Flush)
+            || matches!(op, BackendOp::Write { offset, .. } if *offset == 0)
+    };
     let (flush, _) = w.request(0, Op::Flush, 0, 0, None);
     w.holds = |op| matches!(op, BackendOp::Flush);
     w.run();
@@ -160,8 +169,9 @@ fn g8_a_full_backend_gets_what_is_committed_before_more_redo() {
     w.refuses = |op| matches!(op, BackendOp::Write { .. }).then_some(IoError::Full);
     write(&mut w, 0);
     assert_eq!(w.committed[&0].1.len(), 1);
-    w.refuses =
-        |op| matches!(op, BackendOp::Write { .. } | BackendOp::RedoWrite { .. }).then_some(IoError::Full);
+    w.refuses = |op| {
+        matches!(op, BackendOp::Write { .. } | BackendOp::RedoWrite { .. }).then_some(IoError::Full)
+    };
     write(&mut w, 16 * MIB);
     assert_eq!(w.status(0).backend_error, Some(IoError::Full));
     // What is in the image already takes no more room there.
@@ -309,11 +319,15 @@ fn g5_a_backlog_that_is_attached_in_write_through_comes_to_the_image_in_groups()
     w.holds = |op| matches!(op, BackendOp::Write { offset, .. } if *offset < OBJECT);
     let again = tidepool_engine::Attach::again(&w.status(0).spec, true);
     let attach = tidepool_engine::Attach { mode: Mode::WriteThrough, ..again };
-    w.control(|e, now, c| e.attach(now, VolumeId(0), attach, c).expect("attach")).expect("attached");
+    w.control(|e, now, c| e.attach(now, VolumeId(0), attach, c).expect("attach"))
+        .expect("attached");
     w.pass(3 * SECOND);
     let cut = w.cut(0);
     assert!(cut[2 * OBJECT as usize..][..4096] == pattern(2, 4096));
-    assert!(cut[..4096] == pattern(1, 4096), "the later without the earlier was no state of the volume");
+    assert!(
+        cut[..4096] == pattern(1, 4096),
+        "the later without the earlier was no state of the volume"
+    );
 }
 
 #[test]
@@ -378,7 +392,9 @@ fn g1_zeroes_of_one_object_do_not_overwrite_what_was_drained_of_the_next() {
     w.op(0, DISCARD, 0, OBJECT).expect("discard");
     w.op(0, DISCARD, 2 * OBJECT, (OBJECTS - 2) * OBJECT).expect("discard");
     w.op(0, DISCARD, OBJECT, OBJECT).expect("discard");
-    w.holds = |op| matches!(op, BackendOp::Flush) || matches!(op, BackendOp::Discard { offset: OBJECT, .. });
+    w.holds = |op| {
+        matches!(op, BackendOp::Flush) || matches!(op, BackendOp::Discard { offset: OBJECT, .. })
+    };
     w.pass(2 * SECOND);
     w.holds = |op| matches!(op, BackendOp::Discard { offset: OBJECT, .. });
     w.pass(2 * SECOND);
@@ -402,14 +418,16 @@ fn g1_a_piece_is_not_read_again_where_its_blocks_are_not_any_more() {
     w.write(0, OBJECT, &pattern(9, 256 << 10));
     w.write(0, 4096, &pattern(2, 4096));
     let place = |w: &World, seed| {
-        let found = w.device.0.chunks_exact(BLOCK_BYTES).position(|block| block == pattern(seed, 4096));
+        let found =
+            w.device.0.chunks_exact(BLOCK_BYTES).position(|block| block == pattern(seed, 4096));
         found.expect("it is on the device") as u64 * BLOCK_BYTES as u64
     };
     let (first, second) = (place(&w, 1), place(&w, 2));
     w.hold_device_reads = second..second + 1;
     w.pass(2 * SECOND);
     assert!(w.images[0][OBJECT as usize..][..256 << 10] == pattern(9, 256 << 10));
-    // The first block has been read. It is written again, like all else in its segment, which gets something else.
+    // The first block has been read. It is written again, like all else in its segment, which gets
+    // something else.
     w.write(0, 0, &pattern(3, 4096));
     w.write(0, OBJECT, &pattern(9, 256 << 10));
     for at in (8 * MIB..120 * MIB).step_by(128 << 10) {
@@ -419,7 +437,9 @@ fn g1_a_piece_is_not_read_again_where_its_blocks_are_not_any_more() {
     assert_eq!(w.fail_device_reads(), 1);
     while w.step() {
         let image = &w.images[0][..4096];
-        assert!([pattern(1, 4096), pattern(3, 4096), vec![0; 4096]].iter().any(|known| known == image));
+        assert!(
+            [pattern(1, 4096), pattern(3, 4096), vec![0; 4096]].iter().any(|known| known == image)
+        );
     }
     w.drain(0);
     assert!(w.images[0][..8192] == [pattern(3, 4096), pattern(2, 4096)].concat());
@@ -453,7 +473,8 @@ fn g1_a_block_that_is_written_to_the_place_of_the_copy_that_is_on_its_way_stays_
             w.engine.arena_mut().free(buf.expect("a write has one"));
             at
         };
-        // This fills what is left of a segment: after some rounds the block has the same place in each.
+        // This fills what is left of a segment: after some rounds the block has the same place in
+        // each.
         let round = |w: &mut World, n: u64| {
             w.write(1, 0, &pattern(n, 59 * 4096));
             place(w, n)

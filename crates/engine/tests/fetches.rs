@@ -1,4 +1,5 @@
-//! An owner whose log has lost its newest records with its host's power gets them from its peer's log (RFC 9).
+//! An owner whose log has lost its newest records with its host's power gets them from its peer's
+//! log (RFC 9).
 
 use crate::common::pair::*;
 use crate::common::*;
@@ -9,7 +10,8 @@ const A: VolumeId = VolumeId(0);
 /// Where the volume is written, in blocks.
 const WRITTEN: [(u64, u64); 3] = [(0, 40), (100, 8), (200, 64)];
 
-/// A pair whose image takes nothing; what the owner's device is left with when its host loses its power; and what the volume holds.
+/// A pair whose image takes nothing; what the owner's device is left with when its host loses its
+/// power; and what the volume holds.
 fn parted() -> (Pair, Vec<u8>, Vec<u8>) {
     let mut pair = paired();
     pair.owner.backend_stopped = true;
@@ -21,7 +23,8 @@ fn parted() -> (Pair, Vec<u8>, Vec<u8>) {
     pair.write(3 * BLOCK + 512, &pattern(8, 5 * BLOCK as usize));
     pair.write(200 * BLOCK, &pattern(9, 64 * BLOCK as usize));
     pair.op(Op::Discard { fua: false }, 101 * BLOCK, 2 * BLOCK, None).expect("a discard");
-    pair.op(Op::WriteZeroes { fua: false, no_hole: true }, 10 * BLOCK, 4 * BLOCK, None).expect("zeroes");
+    pair.op(Op::WriteZeroes { fua: false, no_hole: true }, 10 * BLOCK, 4 * BLOCK, None)
+        .expect("zeroes");
     pair.write(11 * BLOCK, &fill(5, 1));
     let all = content(&mut pair);
     (pair, left, all)
@@ -85,7 +88,9 @@ fn g4_records_that_were_lost_come_back_from_the_peer() {
     pair.owner.drain(0);
     let image = &pair.owner.images[0];
     assert!(
-        WRITTEN.map(|(at, blocks)| &image[(at * BLOCK) as usize..][..(blocks * BLOCK) as usize]).concat()
+        WRITTEN
+            .map(|(at, blocks)| &image[(at * BLOCK) as usize..][..(blocks * BLOCK) as usize])
+            .concat()
             == all
     );
 }

@@ -75,7 +75,10 @@ fn requests_and_their_bytes_are_counted() {
         ..count
     };
     assert_eq!(count, expected);
-    assert_eq!((count.errors, count.backend_errors, count.evicted_blocks, count.held_ns), (0, 0, 0, 0));
+    assert_eq!(
+        (count.errors, count.backend_errors, count.evicted_blocks, count.held_ns),
+        (0, 0, 0, 0)
+    );
     assert_eq!(w.backend_reads, count.backend_reads);
 }
 
@@ -161,7 +164,10 @@ fn what_a_group_has_committed_is_dirty_and_not_exposed() {
     w.holds = |op| matches!(op, BackendOp::Write { .. });
     w.pass(10 * SECOND);
     let status = w.status(0);
-    assert_eq!((status.dirty_bytes, status.exposed_bytes, status.exposed_age_ns), (3 * BLOCK, 0, 0));
+    assert_eq!(
+        (status.dirty_bytes, status.exposed_bytes, status.exposed_age_ns),
+        (3 * BLOCK, 0, 0)
+    );
     assert_eq!(status.dirty_age_ns, 10 * SECOND + SECOND / 100);
     assert_eq!((status.count.groups, status.count.redo_bytes), (1, 4 * BLOCK));
     w.write(0, 0, &pattern(2, 4096));
@@ -231,10 +237,16 @@ fn the_device_tells_its_size_and_what_is_in_use() {
     let after = w.engine.device_status();
     assert_eq!(after.cached_blocks, 256);
     let used = before.segments_free - after.segments_free;
-    assert!((4..8).contains(&used) && (4..=used).contains(&after.segments_dirty), "{used} segments");
+    assert!(
+        (4..8).contains(&used) && (4..=used).contains(&after.segments_dirty),
+        "{used} segments"
+    );
     assert!(after.index_bytes > before.index_bytes);
     let (records, appends) = (after.records - before.records, after.appends - before.appends);
-    assert!((4..32).contains(&records) && (4..=records).contains(&appends), "{records} in {appends}");
+    assert!(
+        (4..32).contains(&records) && (4..=records).contains(&appends),
+        "{records} in {appends}"
+    );
     assert_eq!(after.arena_bytes, before.arena_bytes);
     let appended = after.appended_bytes - before.appended_bytes;
     assert!((MIB..MIB + 64 * BLOCK).contains(&appended), "{appended} bytes");
@@ -296,7 +308,8 @@ fn the_status_of_blocks_has_no_empty_stretch_wherever_it_begins_and_ends() {
         w.engine.block_status(VolumeId(volume), offset, end - offset, 16, &mut out);
         out.iter().map(|e| (e.len, e.zero)).collect::<Vec<_>>()
     };
-    for (offset, end) in [(0, 4096), (512, 2 * MIB), (1024, 4096), (1024, 8 * MIB), (2048, 8 * MIB)] {
+    for (offset, end) in [(0, 4096), (512, 2 * MIB), (1024, 4096), (1024, 8 * MIB), (2048, 8 * MIB)]
+    {
         assert_eq!(status(0, offset, end), [(end - offset, true)], "{offset}..{end}");
     }
     assert_eq!(status(1, 512, 8 << 30), [((8 << 30) - 512, false)]);
@@ -395,7 +408,9 @@ fn every_block_that_was_admitted_is_cached_until_it_is_evicted() {
     w.pass(SECOND);
     let (status, device) = (w.status(0), w.engine.device_status());
     let count = status.count;
-    assert!(count.admitted_blocks > 16_000 && count.evicted_blocks > 4_000 && device.reclaims > 100);
+    assert!(
+        count.admitted_blocks > 16_000 && count.evicted_blocks > 4_000 && device.reclaims > 100
+    );
     assert_eq!(count.admitted_blocks - count.evicted_blocks, status.cached_bytes / BLOCK);
     assert_eq!(device.cached_blocks, status.cached_bytes / BLOCK);
     assert!(device.moved_blocks > 0);

@@ -56,7 +56,8 @@ fn g5_a_group_holds_what_was_there_at_its_cut_and_not_what_came_after() {
     w.write(0, 0, &pattern(1, 256 * KIB));
     w.backend_stopped = true;
     w.pass(3 * SECOND);
-    // The group is cut and its redo on its way; now the same blocks change, and reclaim is hungry for room.
+    // The group is cut and its redo on its way; now the same blocks change, and reclaim is hungry
+    // for room.
     for seed in 2..60 {
         w.write(0, 0, &pattern(seed, 256 * KIB));
     }
@@ -111,13 +112,19 @@ fn g5_nothing_goes_to_the_image_before_its_group_is_committed() {
 fn g8_a_full_cache_and_a_group_that_never_ends_do_not_block_each_other() {
     let mut w = World::new(64 * MIB, &[grouped("a", 60 * MIB), grouped("b", 16 * MIB)]);
     w.stopped.push(VolumeId(0));
-    // As much as fits, again and again over the same blocks, while the first group cannot be committed.
+    // As much as fits, again and again over the same blocks, while the first group cannot be
+    // committed.
     let mut sent = Vec::new();
     for round in 0..6u64 {
         for chunk in 0..120u64 {
             let data = pattern(round * 1000 + chunk + 1, 128 * KIB);
-            let (id, buf) =
-                w.request(0, Op::Write { fua: false }, chunk * 128 * 1024, data.len() as u64, Some(&data));
+            let (id, buf) = w.request(
+                0,
+                Op::Write { fua: false },
+                chunk * 128 * 1024,
+                data.len() as u64,
+                Some(&data),
+            );
             w.pass(SECOND / 50);
             if !w.replies.contains_key(&id) {
                 sent.push(id);
@@ -179,10 +186,18 @@ fn g5_a_change_of_the_mode_ends_the_groups_and_begins_them_again() {
                 w.committed.get(&0).is_none_or(|(_, groups)| groups.is_empty()),
                 "{mode:?}: no redo is kept"
             );
-            assert_eq!(w.images[0][8192..8192 + data.len()], data, "{mode:?}: acknowledged is in the image");
-            assert_eq!(w.cut(0)[MIB as usize..MIB as usize + 4 * KIB], pattern(10 * round + 2, 4 * KIB));
+            assert_eq!(
+                w.images[0][8192..8192 + data.len()],
+                data,
+                "{mode:?}: acknowledged is in the image"
+            );
+            assert_eq!(
+                w.cut(0)[MIB as usize..MIB as usize + 4 * KIB],
+                pattern(10 * round + 2, 4 * KIB)
+            );
         }
-        w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteBack, c)).expect("write-back");
+        w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteBack, c))
+            .expect("write-back");
     }
 }
 
@@ -218,7 +233,8 @@ fn g8_a_group_of_which_everything_is_lost_holds_nothing_up() {
 #[test]
 fn g8_a_write_that_went_past_the_cache_does_not_wait_for_a_log_that_goes_on() {
     let mut w = world();
-    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteAround, c)).expect("write-around");
+    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteAround, c))
+        .expect("write-around");
     w.write(0, 0, &pattern(1, 4 * KIB));
     w.backend_result = Err(IoError::Full);
     let (id, _) = w.request(0, Op::Write { fua: false }, 0, 4096, Some(&pattern(2, 4 * KIB)));
@@ -234,7 +250,8 @@ fn g8_a_write_that_went_past_the_cache_does_not_wait_for_a_log_that_goes_on() {
 #[test]
 fn g5_what_is_on_its_way_when_groups_begin_belongs_to_the_first() {
     let mut w = world();
-    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteThrough, c)).expect("write-through");
+    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteThrough, c))
+        .expect("write-through");
     w.backend_stopped = true;
     let (first, _) = w.request(0, Op::Write { fua: false }, 0, 4096, Some(&pattern(1, 4 * KIB)));
     w.pass(SECOND / 10);
@@ -247,7 +264,11 @@ fn g5_what_is_on_its_way_when_groups_begin_belongs_to_the_first() {
     w.run();
     w.pass(3 * SECOND);
     let cut = w.cut(0);
-    assert_eq!(cut[MIB as usize..MIB as usize + 4 * KIB], pattern(2, 4 * KIB), "the second is committed");
+    assert_eq!(
+        cut[MIB as usize..MIB as usize + 4 * KIB],
+        pattern(2, 4 * KIB),
+        "the second is committed"
+    );
     assert_eq!(cut[..4 * KIB], pattern(1, 4 * KIB), "so is the first");
 }
 
@@ -256,7 +277,8 @@ fn g5_what_is_committed_goes_to_the_image_although_nothing_more_can_be() {
     let commits = |op: &BackendOp| matches!(op, BackendOp::RedoCommit { .. });
     let all = |op: &BackendOp| matches!(op, BackendOp::RedoCommit { .. } | BackendOp::Write { .. });
     let mut w = World::new(64 * MIB, &[grouped("a", 48 * MIB)]);
-    // The drain is busy with other objects when it comes to the first, which has something of each group.
+    // The drain is busy with other objects when it comes to the first, which has something of each
+    // group.
     w.holds = |op| matches!(op, BackendOp::Write { .. });
     for at in (8..40).rev() {
         w.write(0, at * MIB, &pattern(at, 256 * KIB));
@@ -270,8 +292,9 @@ fn g5_what_is_committed_goes_to_the_image_although_nothing_more_can_be() {
     w.holds = commits;
     w.run();
     w.pass(SECOND);
-    let holds =
-        |w: &World, n: usize| w.images[0][(n - 1) * 4 * KIB..][..4 * KIB] == pattern(n as u64, 4 * KIB);
+    let holds = |w: &World, n: usize| {
+        w.images[0][(n - 1) * 4 * KIB..][..4 * KIB] == pattern(n as u64, 4 * KIB)
+    };
     assert_eq!([1, 2, 3].map(|n| holds(&w, n)), [true, false, false]);
     // One more group is committed, and then there is no room for another.
     w.holds = |_| false;
@@ -291,8 +314,8 @@ fn g5_an_object_that_is_written_all_the_time_does_not_keep_the_redo() {
     w.write(0, 64 * 1024, &pattern(101, 4 * KIB));
     for i in 0..60u64 {
         w.pass(SECOND * 11 / 5);
-        // A group is committed and the next one closed at once; when the drain can look at the object again, something of it is in
-        // the closed group and something in the open one.
+        // A group is committed and the next one closed at once; when the drain can look at the
+        // object again, something of it is in the closed group and something in the open one.
         w.holds = |op| matches!(op, BackendOp::RedoWrite { .. });
         w.run();
         w.write(0, i % 2 * 64 * 1024, &pattern(i, 4 * KIB));

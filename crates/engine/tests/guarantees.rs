@@ -1,4 +1,5 @@
-//! The core's promises, each in its simplest form. Disorder and faults are the simulator's business.
+//! The core's promises, each in its simplest form. Disorder and faults are the simulator's
+//! business.
 
 use crate::common::*;
 use tidepool_engine::api::*;
@@ -66,8 +67,10 @@ fn g1_discarded_blocks_read_as_zero_at_once_and_in_the_image() {
 
 #[test]
 fn g2_completed_writes_survive_the_death_of_the_daemon() {
-    let mut w =
-        World::new(64 * MIB, &[spec("a", 32 * MIB, Mode::WriteBack), spec("b", 32 * MIB, Mode::WriteBack)]);
+    let mut w = World::new(
+        64 * MIB,
+        &[spec("a", 32 * MIB, Mode::WriteBack), spec("b", 32 * MIB, Mode::WriteBack)],
+    );
     w.flush(0); // From here on writes do not wait for stable media.
     w.backend_stopped = true;
     for round in 0..3u64 {
@@ -139,7 +142,8 @@ fn g8_with_the_backend_stopped_writes_are_absorbed_up_to_the_quota_then_wait_the
     let mut waiting = Vec::new();
     let mut absorbed = 0u64;
     for i in 0..200u64 {
-        let (id, buf) = w.request(0, Op::Write { fua: false }, i * 65536, 65536, Some(&pattern(i, 65536)));
+        let (id, buf) =
+            w.request(0, Op::Write { fua: false }, i * 65536, 65536, Some(&pattern(i, 65536)));
         w.pass(10_000_000);
         match w.replies.remove(&id) {
             Some(result) => {
@@ -176,7 +180,8 @@ fn g5_write_through_that_is_asked_for_again_acknowledges_nothing_ahead_of_the_im
     for i in 0..4 {
         w.request(0, write, i * APART, 64 << 10, Some(&pattern(i, 64 << 10)));
     }
-    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteThrough, c)).expect("it is recorded");
+    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteThrough, c))
+        .expect("it is recorded");
     let (last, _) = w.request(0, write, 4 * APART, 4096, Some(&pattern(4, 4096)));
     // Of the five, the image gets the first three.
     w.holds = |op| matches!(op, BackendOp::Write { offset, .. } if *offset >= 3 * APART);
@@ -220,8 +225,14 @@ fn modes_write_through_around_and_off_keep_the_image_up_to_date() {
 fn modes_change_while_running() {
     let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
     let mut model = vec![0; 16 * MIB as usize];
-    let order =
-        [Mode::WriteThrough, Mode::WriteBack, Mode::WriteAround, Mode::WriteBack, Mode::Off, Mode::WriteBack];
+    let order = [
+        Mode::WriteThrough,
+        Mode::WriteBack,
+        Mode::WriteAround,
+        Mode::WriteBack,
+        Mode::Off,
+        Mode::WriteBack,
+    ];
     for (round, mode) in order.into_iter().enumerate() {
         for i in 0..50u64 {
             let data = pattern(round as u64 * 100 + i, 4096);
@@ -241,8 +252,10 @@ fn modes_change_while_running() {
 
 #[test]
 fn volumes_are_removed_verified_and_their_place_is_used_again() {
-    let mut w =
-        World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack), spec("b", 16 * MIB, Mode::WriteBack)]);
+    let mut w = World::new(
+        64 * MIB,
+        &[spec("a", 16 * MIB, Mode::WriteBack), spec("b", 16 * MIB, Mode::WriteBack)],
+    );
     w.write(0, 0, &pattern(1, 256 * KIB));
     w.write(1, 0, &pattern(2, 4096));
     w.drain(0);
@@ -276,7 +289,11 @@ fn g7_a_corrupted_block_is_never_served() {
     corrupt(&mut w, &pattern(2, 8192)[..4096]);
     w.backend_stopped = false;
     assert_eq!(w.read(0, 0, 8192), pattern(1, 8192), "a clean block is fetched again");
-    assert_eq!(w.try_read(0, 65536, 4096), Err(RequestError::Io), "a dirty block is lost, and says so");
+    assert_eq!(
+        w.try_read(0, 65536, 4096),
+        Err(RequestError::Io),
+        "a dirty block is lost, and says so"
+    );
     assert_eq!(w.read(0, 65536 + 4096, 4096), pattern(2, 8192)[4096..], "its neighbour is not");
     assert_eq!(w.status(0).lost_blocks, 1);
     assert_eq!(w.status(0).count.corrupt_blocks, 2);
@@ -315,7 +332,10 @@ fn g2_what_a_backend_loses_with_a_failed_flush_is_drained_again_also_from_object
         w.flushes_to_fail = 1 + round as u32 % 2;
         w.drain(0);
         assert_eq!(w.flushes_to_fail, 0, "they have failed");
-        assert!(w.stable.as_ref().expect("it is kept")[0] == model, "round {round}: drained, and not there");
+        assert!(
+            w.stable.as_ref().expect("it is kept")[0] == model,
+            "round {round}: drained, and not there"
+        );
     }
 }
 
@@ -463,7 +483,8 @@ fn blocks_that_are_logged_together_are_found_each_at_its_place() {
 
 #[test]
 fn g3_a_client_is_told_what_was_lost_past_the_cache_in_any_mode_and_nothing_that_the_log_has() {
-    // Whether the volume has been attached just now, or written past the cache, and whether it is in write-back when the flush fails.
+    // Whether the volume has been attached just now, or written past the cache, and whether it is
+    // in write-back when the flush fails.
     let cases = [(true, true), (true, false), (false, true), (false, false)];
     for case in cases {
         let (attached, back) = case;
@@ -514,10 +535,11 @@ fn a_write_that_the_log_has_is_not_taken_for_lost_when_a_flush_of_the_backend_fa
 
 #[test]
 fn g3_a_client_is_told_when_the_first_write_of_a_new_volume_past_the_cache_is_lost_and_the_mode_has_changed()
-{
+ {
     let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteAround)]);
     w.flush(0);
-    // The only one that goes past the cache: the volume was added, and not attached, so that it counts as the first of an attachment.
+    // The only one that goes past the cache: the volume was added, and not attached, so that it
+    // counts as the first of an attachment.
     w.write(0, 0, &pattern(1, 4096));
     w.stable = Some(vec![vec![0; 16 << 20]]);
     w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteBack, c)).expect("write-back");

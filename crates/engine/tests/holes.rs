@@ -58,7 +58,11 @@ fn the_rest_of_a_block_that_is_written_in_part_comes_from_the_hole() {
         let mut expected = vec![0; 4096];
         expected[1024..1536].copy_from_slice(&pattern(1, 512));
         assert!(w.read(0, 0, 4096) == expected, "{mode:?}");
-        assert_eq!(w.status(0).count.miss_blocks, if mode == Mode::WriteAround { 1 } else { 0 }, "{mode:?}");
+        assert_eq!(
+            w.status(0).count.miss_blocks,
+            if mode == Mode::WriteAround { 1 } else { 0 },
+            "{mode:?}"
+        );
         w.drain(0);
         assert!(w.images[0][..4096] == expected, "{mode:?}");
     }
@@ -81,7 +85,11 @@ fn g1_what_has_been_written_is_no_hole_any_more_whatever_has_become_of_it_in_the
             out == [Extent { len: OBJECT, cached: false, dirty: false, zero: false }]
         };
         for object in 0..SIZE / OBJECT {
-            assert_eq!(data(&w, object), [2, 5, 7, 9].contains(&object), "{mode:?}, object {object}");
+            assert_eq!(
+                data(&w, object),
+                [2, 5, 7, 9].contains(&object),
+                "{mode:?}, object {object}"
+            );
         }
     }
 }
@@ -155,7 +163,8 @@ fn one_answer_covers_gigabytes_of_holes_and_looks_at_a_bounded_number_of_cached_
     w.flush(0);
     w.reopen();
     let attach = Attach { size_bytes: size, ..Attach::again(&w.status(0).spec, true) };
-    w.control(|e, now, c| e.attach(now, VolumeId(0), attach, c).expect("attach")).expect("attached");
+    w.control(|e, now, c| e.attach(now, VolumeId(0), attach, c).expect("attach"))
+        .expect("attached");
     w.engine.set_own(VolumeId(0), &OwnObjects::none(size)).expect("a volume");
     w.engine.block_status(VolumeId(0), 0, size, 2, &mut out);
     let told: Vec<_> = out.iter().map(|extent| (extent.len, extent.zero)).collect();

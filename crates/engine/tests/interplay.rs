@@ -48,7 +48,10 @@ fn g1_what_the_cache_forgot_does_not_come_back_over_a_direct_write() {
     w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteAround, c)).expect("mode");
     w.backend_stopped = false;
     w.pass(2_000_000_000);
-    assert!(w.images[0][..MIB as usize].iter().all(|&b| b == 0), "the zeroes are drained and forgotten");
+    assert!(
+        w.images[0][..MIB as usize].iter().all(|&b| b == 0),
+        "the zeroes are drained and forgotten"
+    );
     w.write(0, 0, &pattern(1, 4096));
     w.restart(true); // The newest checkpoint still holds the zeroes.
     assert!(w.read(0, 0, 4096) == pattern(1, 4096), "nothing older comes back");
@@ -73,7 +76,8 @@ fn g6_a_fenced_volume_answers_everything_with_an_error_and_the_others_go_on() {
     w.backend_result = Err(IoError::Fenced);
     w.run();
     w.pass(2_000_000_000);
-    for (name, (id, buf)) in [("full", full), ("unaligned", unaligned), ("blocked", blocked), ("miss", miss)]
+    for (name, (id, buf)) in
+        [("full", full), ("unaligned", unaligned), ("blocked", blocked), ("miss", miss)]
     {
         assert_eq!(w.replies.remove(&id), Some(Err(RequestError::Io)), "{name}");
         w.engine.arena_mut().free(buf.expect("it has a buffer"));
@@ -117,7 +121,8 @@ fn volumes_are_removed_and_verified_at_the_same_time() {
 #[test]
 fn g8_stopped_backends_leave_the_others_buffers_to_drain_and_to_write_unaligned() {
     let names: Vec<String> = (0..9).map(|v| format!("v{v}")).collect();
-    let specs: Vec<VolumeSpec> = names.iter().map(|n| spec(n, 16 * MIB, Mode::WriteThrough)).collect();
+    let specs: Vec<VolumeSpec> =
+        names.iter().map(|n| spec(n, 16 * MIB, Mode::WriteThrough)).collect();
     let mut w = World::new(256 * MIB, &specs);
     w.stopped = (0..8).map(VolumeId).collect();
     let write = Op::Write { fua: false };
@@ -144,8 +149,9 @@ fn g8_more_zero_ranges_than_a_checkpoint_holds_wait_for_the_drain() {
     w.flush(0);
     w.backend_stopped = true;
     let before = w.engine.device_status().checkpoints;
-    let ids: Vec<RequestId> =
-        (0..8000).map(|i| w.request(0, Op::Discard { fua: false }, i * 8192, 4096, None).0).collect();
+    let ids: Vec<RequestId> = (0..8000)
+        .map(|i| w.request(0, Op::Discard { fua: false }, i * 8192, 4096, None).0)
+        .collect();
     w.pass(5_000_000_000);
     let answered = ids.iter().filter(|id| w.replies.contains_key(id)).count();
     assert!((1000..6000).contains(&answered), "{answered} ranges were admitted");
@@ -170,7 +176,11 @@ fn g3_a_flush_does_not_overtake_the_backend_flush_of_another() {
     let (first, _) = w.request(0, Op::Flush, 0, 0, None);
     let (second, _) = w.request(0, Op::Flush, 0, 0, None);
     w.pass(1_000_000_000);
-    assert_eq!((w.replies.get(&first), w.replies.get(&second)), (None, None), "neither is stable yet");
+    assert_eq!(
+        (w.replies.get(&first), w.replies.get(&second)),
+        (None, None),
+        "neither is stable yet"
+    );
     w.backend_stopped = false;
     w.run();
     assert_eq!((w.replies.get(&first), w.replies.get(&second)), (Some(&Ok(())), Some(&Ok(()))));
@@ -190,7 +200,10 @@ fn g3_a_shutdown_flushes_what_went_past_the_cache_but_waits_for_no_stopped_backe
     let before = w.now;
     w.control(|e, now, c| e.shutdown(now, c)).expect("shutdown");
     assert!(w.now - before >= EngineConfig::small().stop_flush_ns_max, "it was given time");
-    assert!(w.backend_flushes > flushes && !w.status(0).backend_unflushed, "the one that works is flushed");
+    assert!(
+        w.backend_flushes > flushes && !w.status(0).backend_unflushed,
+        "the one that works is flushed"
+    );
     assert!(w.status(1).backend_unflushed, "the other one is told");
 }
 
@@ -221,7 +234,8 @@ fn a_new_attachment_survives_the_death_of_the_daemon_as_soon_as_it_is_confirmed(
     assert_eq!(gone, Err(ControlError::Gone));
     w.reopen();
     assert_eq!(w.engine.volumes()[0].1.attachment, vec![7; 900]);
-    w.control(|e, now, c| e.set_attachment(now, VolumeId(0), vec![8], c)).expect("of a detached volume");
+    w.control(|e, now, c| e.set_attachment(now, VolumeId(0), vec![8], c))
+        .expect("of a detached volume");
     w.reopen();
     assert_eq!(w.engine.volumes()[0].1.attachment, vec![8]);
 }
@@ -274,7 +288,11 @@ fn uncovers_nothing_older(before: u64) {
     assert_eq!(w.images[0][..len as usize], data(9));
     let direct = w.status(0).count.bypass_mode_blocks;
     w.write(0, 8 * MIB, &pattern(10, 4096));
-    assert_eq!(w.status(0).count.bypass_mode_blocks, direct + 1, "what is not lost goes past the cache");
+    assert_eq!(
+        w.status(0).count.bypass_mode_blocks,
+        direct + 1,
+        "what is not lost goes past the cache"
+    );
     assert_eq!(w.try_read(0, MIB, 4096), Err(RequestError::Io), "the other one stays lost");
     w.restart(true);
     assert_eq!(w.try_read(0, MIB, 4096), Err(RequestError::Io), "over restarts, too");
@@ -301,7 +319,10 @@ fn g8_clean_blocks_among_zeroes_make_room_while_the_backend_is_stopped() {
     for i in 0..75 {
         w.write(1, i * 262_144, &pattern(1000 + i, 262_144));
     }
-    assert!(w.engine.device_status().moved_blocks < 30_000, "blocks are dropped, not moved in circles");
+    assert!(
+        w.engine.device_status().moved_blocks < 30_000,
+        "blocks are dropped, not moved in circles"
+    );
     w.restart(true);
     for i in 0..75 {
         assert_eq!(w.read(1, i * 262_144, 4096), pattern(1000 + i, 262_144)[..4096]);
@@ -355,7 +376,11 @@ fn g7_a_block_among_zeroes_that_is_not_found_again_does_not_read_as_zero() {
     w.op(1, Op::Discard { fua: false }, 11 * 4096, 10 * 4096).expect("discard");
     w.pass(20_000_000_000);
     w.restart(true);
-    assert_eq!(w.read(0, 10 * 4096, 4096), w.images[0][40960..][..4096], "it stands above the zeroes");
+    assert_eq!(
+        w.read(0, 10 * 4096, 4096),
+        w.images[0][40960..][..4096],
+        "it stands above the zeroes"
+    );
     let image = w.images[0][40960..][..4096].to_vec();
     for at in w.corrupt(&image) {
         // The segment cannot be read at all any more.
@@ -517,7 +542,11 @@ fn a_removed_volumes_number_is_taken_until_the_removal_is_reported() {
         let control = w.fresh();
         let spec = spec(&format!("n{steps}"), MIB, Mode::WriteBack);
         let added = w.engine.add_volume(w.now, spec, control);
-        assert_ne!(added, Ok(VolumeId(0)), "the driver still has the removed volume under that number");
+        assert_ne!(
+            added,
+            Ok(VolumeId(0)),
+            "the driver still has the removed volume under that number"
+        );
         steps += 1;
         assert!(w.step(), "the removal ends");
     }
@@ -532,9 +561,11 @@ fn a_removed_volumes_number_is_taken_until_the_removal_is_reported() {
 
 #[test]
 fn a_status_of_blocks_looks_at_a_bounded_number_of_runs() {
-    let mut w = World::with_segments(256 * MIB, MIB as u32, &[spec("a", 64 * MIB, Mode::WriteBack)]);
+    let mut w =
+        World::with_segments(256 * MIB, MIB as u32, &[spec("a", 64 * MIB, Mode::WriteBack)]);
     w.flush(0);
-    // In this order no two neighbours stand side by side on the device, though all are alike to a client.
+    // In this order no two neighbours stand side by side on the device, though all are alike to a
+    // client.
     for i in 0..8192u64 {
         w.write(0, i * 3001 % 8192 * 4096, &pattern(i, 4096));
     }
@@ -567,7 +598,8 @@ fn many_changes_of_parts_of_one_block_are_made_one_after_the_other_and_others_ar
         model[offset as usize..(offset + len) as usize].copy_from_slice(&data);
         w.submit(0, Op::Write { fua: false }, offset, len, Some(&data)).0
     };
-    // The first one locks several blocks: some of those that wait for it want one of them, others another one, or whole blocks.
+    // The first one locks several blocks: some of those that wait for it want one of them, others
+    // another one, or whole blocks.
     let mut ids = vec![change(&mut w, 1, 512, 8 * 4096)];
     w.run();
     for number in 0..CHANGES {
@@ -586,7 +618,8 @@ fn many_changes_of_parts_of_one_block_are_made_one_after_the_other_and_others_ar
         assert_eq!(w.replies.get(id), Some(&Ok(())), "change {number}");
     }
     let found = w.read(0, 0, model.len() as u64);
-    // Which of several changes at once is the last is not said; each sector is of one of them, and none is of before.
+    // Which of several changes at once is the last is not said; each sector is of one of them, and
+    // none is of before.
     assert!(found[16 * 4096..] == model[16 * 4096..], "what nobody has changed");
     assert!(found[..512] == model[..512], "those of one sector are made in their order");
 }

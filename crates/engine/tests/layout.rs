@@ -1,6 +1,9 @@
-//! Where things stand on the device, in numbers: the same code writes and reads them, so that other tests see a change of both.
+//! Where things stand on the device, in numbers: the same code writes and reads them, so that other
+//! tests see a change of both.
 
-use tidepool_engine::format::{CheckpointHeader, EXTENTS_PER_PAGE, Geometry, Superblock, byte, open};
+use tidepool_engine::format::{
+    CheckpointHeader, EXTENTS_PER_PAGE, Geometry, Superblock, byte, open,
+};
 use zerocopy::FromZeros;
 
 const MIB: u64 = 1 << 20;
@@ -14,7 +17,11 @@ fn a_geometry_follows_from_the_size_alone() {
     let of = |size_bytes, segment_bytes| {
         let g = geometry(size_bytes, segment_bytes);
         let pages = [g.volume_pages, g.extent_pages];
-        (g.device_blocks, [g.segment_blocks, g.segments, g.segments_first_block, g.slot_blocks], pages)
+        (
+            g.device_blocks,
+            [g.segment_blocks, g.segments, g.segments_first_block, g.slot_blocks],
+            pages,
+        )
     };
     assert_eq!(of(64 * MIB, None), (1 << 14, [256, 61, 768, 35], [16, 16]));
     assert_eq!(of(64 * MIB, Some(256 << 10)), (1 << 14, [64, 245, 704, 36], [16, 16]));
@@ -28,7 +35,11 @@ fn a_geometry_follows_from_the_size_alone() {
 #[test]
 fn a_device_that_is_too_small_or_too_large_or_has_impossible_segments_has_no_geometry() {
     let none = |size_bytes, segment_bytes| {
-        assert_eq!(Geometry::new([7; 16], size_bytes, segment_bytes), None, "{size_bytes} {segment_bytes:?}")
+        assert_eq!(
+            Geometry::new([7; 16], size_bytes, segment_bytes),
+            None,
+            "{size_bytes} {segment_bytes:?}"
+        )
     };
     none(64 * MIB - 1, None);
     none((8 << 40) + 1, None);
@@ -48,7 +59,10 @@ fn pages_slots_and_segments_stand_where_the_format_says() {
     let slots = [g.slot_block(0, 0), g.slot_block(0, 1), g.slot_block(1, 0), g.slot_block(1, 1)];
     assert_eq!(slots, [512, 512 + 532, 512 + 2 * 532, 512 + 3 * 532]);
     assert_eq!((g.segment_block(0), g.segment_block(3)), (3072, 3072 + 3 * 1024));
-    assert_eq!([3072, 4095, 4096, 3072 + 9 * 1024].map(|position| g.segment_of(position)), [0, 0, 1, 9]);
+    assert_eq!(
+        [3072, 4095, 4096, 3072 + 9 * 1024].map(|position| g.segment_of(position)),
+        [0, 0, 1, 9]
+    );
     assert_eq!(byte(3072), 3072 * 4096);
     let summary = |records, entries| Geometry::summary_blocks(records, entries);
     // 48 bytes, 20 for each record and 12 for each entry.

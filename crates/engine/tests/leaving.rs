@@ -84,8 +84,10 @@ fn without_a_backend_a_volume_is_not_forgotten_of_which_something_is_lost() {
 
 /// Two volumes; of the second, which is clean, 4 MiB are cached.
 fn cached() -> World {
-    let mut w =
-        World::new(64 * MIB, &[spec("a", 96 * MIB, Mode::WriteBack), spec("b", 16 * MIB, Mode::WriteBack)]);
+    let mut w = World::new(
+        64 * MIB,
+        &[spec("a", 96 * MIB, Mode::WriteBack), spec("b", 16 * MIB, Mode::WriteBack)],
+    );
     for at in (0..4 * MIB).step_by(128 << 10) {
         w.write(1, at, &pattern(at, 128 << 10));
     }
@@ -188,7 +190,8 @@ fn every_block_of_a_long_stretch_is_compared() {
     }
 }
 
-/// A volume is given up at every moment of the device: after a crash it is there as it was, or gone; the other volume has everything.
+/// A volume is given up at every moment of the device: after a crash it is there as it was, or
+/// gone; the other volume has everything.
 #[test]
 fn g1_what_is_given_up_of_a_volume_costs_the_other_one_nothing_whenever_the_device_stops() {
     const BLOCKS: u64 = 64;
@@ -224,7 +227,10 @@ fn g1_what_is_given_up_of_a_volume_costs_the_other_one_nothing_whenever_the_devi
         w.attach(true);
         for volume in if there { 0..2 } else { 1..2 } {
             for block in 0..BLOCKS {
-                assert!(w.read(volume, block * 4096, 4096) == data(volume, block), "{volume}: block {block}");
+                assert!(
+                    w.read(volume, block * 4096, 4096) == data(volume, block),
+                    "{volume}: block {block}"
+                );
             }
             w.drain(volume);
         }
@@ -233,8 +239,10 @@ fn g1_what_is_given_up_of_a_volume_costs_the_other_one_nothing_whenever_the_devi
         }
         // Its room and its number are free, and the next volume that gets them finds nothing.
         let control = w.fresh();
-        let id =
-            w.engine.add_volume(w.now, spec("c", 16 * MIB, Mode::WriteBack), control).expect("there is room");
+        let id = w
+            .engine
+            .add_volume(w.now, spec("c", 16 * MIB, Mode::WriteBack), control)
+            .expect("there is room");
         w.run();
         assert_eq!((id, w.controls.remove(&control)), (VolumeId(0), Some(Ok(()))));
     }

@@ -61,11 +61,16 @@ fn a_device_that_is_no_cache_is_told_from_one_that_is_damaged_or_cut() {
         assert!(open(&one).is_ok(), "the other copy is whole");
     }
     let cut = open(&good[..good.len() - BLOCK]).map(|_| ()).expect_err("it is not opened");
-    assert!(matches!(cut, OpenError::Truncated { expected, found } if expected == found + BLOCK as u64));
+    assert!(
+        matches!(cut, OpenError::Truncated { expected, found } if expected == found + BLOCK as u64)
+    );
     for (end, superblock) in [(1, 0), (256, 0), (257, 256)] {
         let mut cut = vec![0; end * BLOCK];
         cut[superblock * BLOCK..][..BLOCK].copy_from_slice(&good[..BLOCK]);
-        assert!(matches!(open(&cut).err(), Some(OpenError::Truncated { .. })), "cut behind {end} blocks");
+        assert!(
+            matches!(open(&cut).err(), Some(OpenError::Truncated { .. })),
+            "cut behind {end} blocks"
+        );
     }
     let longer = [&good[..], &[0; BLOCK]].concat();
     assert!(open(&longer).is_ok(), "a device may be larger than what is used of it");
@@ -156,7 +161,8 @@ fn every_checkpoint_has_a_number_of_its_own_and_leaves_the_one_before_it_alone()
     for _ in 0..4 {
         let (_, before) = open(&w.device.0).expect("open");
         let old = slots(&w);
-        w.control(|e, now, c| e.set_attachment(now, VolumeId(0), vec![1], c)).expect("a checkpoint");
+        w.control(|e, now, c| e.set_attachment(now, VolumeId(0), vec![1], c))
+            .expect("a checkpoint");
         let (_, after) = open(&w.device.0).expect("open");
         assert_eq!(after.checkpoint, before.checkpoint + 1);
         let changed: Vec<bool> = old.iter().zip(slots(&w)).map(|(old, new)| *old != new).collect();
@@ -171,7 +177,8 @@ fn what_reaches_to_the_end_of_a_segment_is_not_overwritten_by_its_summary() {
     w.flush(0);
     w.backend_stopped = true;
     let mut content = Vec::new();
-    // Ranges take room in the summary only: with different numbers of both, segments end at every block.
+    // Ranges take room in the summary only: with different numbers of both, segments end at every
+    // block.
     for writes in (1..9).chain(3..9) {
         for _ in 0..12 {
             for i in 0..40 {

@@ -87,7 +87,11 @@ fn g5_nothing_goes_to_the_image_that_the_peer_does_not_have_on_stable_media() {
         pair.owner.engine.peer_has(pair.owner.now, VolumeId(0), have(sequence, sequence));
         pair.owner.pass(10_000_000_000);
         assert_eq!(pair.owner.images[0][0], 9, "{drain:?}");
-        assert_eq!((pair.owner.log().sent, pair.owner.log().drained), (sequence, sequence), "{drain:?}");
+        assert_eq!(
+            (pair.owner.log().sent, pair.owner.log().drained),
+            (sequence, sequence),
+            "{drain:?}"
+        );
     }
 }
 
@@ -101,7 +105,8 @@ fn while_a_copy_is_being_filled_nothing_waits_for_it() {
     owner.flush(0);
     owner.pass(10_000_000_000);
     assert_eq!(owner.images[0][0], 1);
-    let records = owner.to_peer.iter().filter(|(op, _)| matches!(op, PeerOp::Record { .. })).count();
+    let records =
+        owner.to_peer.iter().filter(|(op, _)| matches!(op, PeerOp::Record { .. })).count();
     assert_eq!(records, 1);
 }
 
@@ -110,12 +115,14 @@ fn g8_when_the_peer_is_gone_what_waited_for_it_goes_on() {
     let mut pair = paired();
     let (write, _) = pair.owner.request(0, Op::Write { fua: false }, 0, BLOCK, Some(&fill(1, 1)));
     let (flush, _) = pair.owner.request(0, Op::Flush, 0, 0, None);
-    let (durable, _) = pair.owner.request(0, Op::Write { fua: true }, BLOCK, BLOCK, Some(&fill(2, 1)));
+    let (durable, _) =
+        pair.owner.request(0, Op::Write { fua: true }, BLOCK, BLOCK, Some(&fill(2, 1)));
     pair.owner.pass(5_000_000_000);
     pair.owner.to_peer.clear();
     pair.owner.engine.set_pairing(pair.owner.now, VolumeId(0), Pairing::Parting);
     pair.owner.run();
-    let (late, _) = pair.owner.request(0, Op::Write { fua: false }, 2 * BLOCK, BLOCK, Some(&fill(3, 1)));
+    let (late, _) =
+        pair.owner.request(0, Op::Write { fua: false }, 2 * BLOCK, BLOCK, Some(&fill(3, 1)));
     pair.owner.pass(5_000_000_000);
     assert!(pair.owner.to_peer.is_empty(), "nobody is there to be sent something");
     assert!([write, flush, durable, late].iter().all(|id| !pair.owner.replies.contains_key(id)));
@@ -229,7 +236,10 @@ fn g4_a_replica_that_takes_over_holds_everything_with_the_image() {
         let model = much(&mut pair);
         let dirty = pair.peer.status(0).dirty_bytes;
         assert!(dirty < SIZE / 2, "{drain:?}: much of it is in the image: {dirty}");
-        assert!(pair.owner.status(0).dirty_bytes <= dirty, "{drain:?}: what is not in the image is dirty");
+        assert!(
+            pair.owner.status(0).dirty_bytes <= dirty,
+            "{drain:?}: what is not in the image is dirty"
+        );
         let image = pair.owner.images[0].clone();
         let mut world = take_over(pair, image);
         for at in (0..SIZE).step_by(MIB as usize / 4) {
@@ -241,7 +251,10 @@ fn g4_a_replica_that_takes_over_holds_everything_with_the_image() {
         }
         // And it drains to the same.
         world.flush(0);
-        assert_eq!(world.control(|engine, now, control| engine.drain(now, VolumeId(0), control)), Ok(()));
+        assert_eq!(
+            world.control(|engine, now, control| engine.drain(now, VolumeId(0), control)),
+            Ok(())
+        );
         assert!(world.images[0] == model, "{drain:?}");
     }
 }
@@ -292,7 +305,11 @@ fn what_the_owners_image_has_is_clean_in_the_replica_and_stays_for_reads() {
     let half = pair.owner.log().logged - 50;
     pair.peer.engine.replica_drained(VolumeId(0), half);
     let status = pair.peer.status(0);
-    assert!(status.dirty_bytes > 0 && status.dirty_bytes < held, "{} of {held}", status.dirty_bytes);
+    assert!(
+        status.dirty_bytes > 0 && status.dirty_bytes < held,
+        "{} of {held}",
+        status.dirty_bytes
+    );
     assert!(status.dirty_zero_bytes > 0);
     assert_eq!(status.sequence_drained, half);
     let newest = pair.peer.log().logged;
@@ -320,7 +337,10 @@ fn a_replica_that_begins_anew_has_nothing_of_its_first_life_even_after_a_restart
         assert_eq!((status.dirty_bytes, status.dirty_zero_bytes, status.cached_bytes), (0, 0, 0));
         assert_eq!((status.sequence, status.sequence_drained), (1000, 1000));
         assert_eq!((status.spec.generation, status.spec.size_bytes), (5, SIZE / 2));
-        assert_eq!((status.spec.name.clone(), status.state), (spec.name.clone(), VolumeState::Replica));
+        assert_eq!(
+            (status.spec.name.clone(), status.state),
+            (spec.name.clone(), VolumeState::Replica)
+        );
     }
     // The first owner is not listened to any more.
     pair.owner.request(0, Op::Write { fua: false }, 0, BLOCK, Some(&fill(1, 1)));

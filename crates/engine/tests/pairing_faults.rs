@@ -1,4 +1,5 @@
-//! A second copy at another host (RFC 9): parts that fail, room that ends, and requests that take other ways than the log.
+//! A second copy at another host (RFC 9): parts that fail, room that ends, and requests that take
+//! other ways than the log.
 
 use crate::common::pair::*;
 use crate::common::*;
@@ -10,9 +11,11 @@ const VOLUME: VolumeId = VolumeId(0);
 
 #[test]
 fn g4_the_peer_hears_of_what_goes_past_the_cache_although_the_owner_holds_nothing_of_it() {
-    for op in
-        [Op::Write { fua: false }, Op::WriteZeroes { fua: false, no_hole: true }, Op::Discard { fua: true }]
-    {
+    for op in [
+        Op::Write { fua: false },
+        Op::WriteZeroes { fua: false, no_hole: true },
+        Op::Discard { fua: true },
+    ] {
         let mut pair = paired();
         pair.write(0, &fill(1, 4));
         pair.pass(5 * SECOND);
@@ -23,7 +26,10 @@ fn g4_the_peer_hears_of_what_goes_past_the_cache_although_the_owner_holds_nothin
         pair.owner.engine.set_mode(pair.owner.now, VOLUME, Mode::Off, control);
         pair.pass(SECOND);
         assert_eq!(pair.owner.controls.remove(&control), Some(Ok(())));
-        assert_eq!((pair.owner.status(0).cached_bytes, pair.peer.status(0).cached_bytes), (0, 4 * BLOCK));
+        assert_eq!(
+            (pair.owner.status(0).cached_bytes, pair.peer.status(0).cached_bytes),
+            (0, 4 * BLOCK)
+        );
         let data = matches!(op, Op::Write { .. }).then(|| fill(2, 2));
         pair.op(op, BLOCK, 2 * BLOCK, data.as_deref()).expect("a change");
         let image = pair.owner.images[0].clone();
@@ -39,7 +45,8 @@ fn the_owner_sends_no_more_than_the_peer_has_told_of() {
     let mut owner = World::new(256 * MIB, &[spec("a", 128 * MIB, Mode::WriteBack)]);
     owner.flush(0);
     owner.engine.set_pairing(owner.now, VOLUME, Pairing::Paired);
-    let sent = |owner: &World| owner.to_peer.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>();
+    let sent =
+        |owner: &World| owner.to_peer.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>();
     assert!(!owner.log().held_up, "nothing waits");
     let (early, _) = owner.request(0, Op::Write { fua: false }, 0, BLOCK, Some(&fill(1, 1)));
     assert_eq!(sent(&owner), 0, "no room has been told of");
@@ -68,10 +75,12 @@ fn the_owner_sends_no_more_zeroes_than_the_peer_has_told_of() {
     let base = owner.log().logged;
     let room = Room { bytes: 8 * MIB, ranges: 16 };
     owner.engine.peer_has(owner.now, VOLUME, Have { logged: base, stable: base, room });
-    let discards: Vec<RequestId> =
-        (0..40).map(|n| owner.submit(0, Op::Discard { fua: false }, 2 * n * BLOCK, BLOCK, None).0).collect();
+    let discards: Vec<RequestId> = (0..40)
+        .map(|n| owner.submit(0, Op::Discard { fua: false }, 2 * n * BLOCK, BLOCK, None).0)
+        .collect();
     owner.run();
-    let answered = |owner: &World| discards.iter().filter(|id| owner.replies.contains_key(id)).count();
+    let answered =
+        |owner: &World| discards.iter().filter(|id| owner.replies.contains_key(id)).count();
     for expected in [16, 32, 40] {
         assert!(answered(&owner) < expected);
         assert_eq!(owner.log().held_up, expected < 40);
@@ -99,7 +108,8 @@ fn what_an_owner_was_told_of_room_is_kept_for_it() {
     let mut at = 0;
     loop {
         let data = fill(9, 64);
-        let (id, buf) = pair.peer.request(other, Op::Write { fua: false }, at, 64 * BLOCK, Some(&data));
+        let (id, buf) =
+            pair.peer.request(other, Op::Write { fua: false }, at, 64 * BLOCK, Some(&data));
         pair.peer.pass(SECOND);
         if pair.peer.replies.remove(&id).is_none() {
             break;
@@ -112,17 +122,27 @@ fn what_an_owner_was_told_of_room_is_kept_for_it() {
     assert!(told.bytes >= 4 * MIB, "{told:?}");
     let mut sent = 0;
     while sent + 17 * BLOCK <= told.bytes {
-        // Answered by the peer, whatever else it holds; the pair's owner hears nothing of more room.
+        // Answered by the peer, whatever else it holds; the pair's owner hears nothing of more
+        // room.
         let data = fill(3, 16);
-        let (_, buf) = pair.owner.request(0, Op::Write { fua: false }, sent, 16 * BLOCK, Some(&data));
+        let (_, buf) =
+            pair.owner.request(0, Op::Write { fua: false }, sent, 16 * BLOCK, Some(&data));
         let records = std::mem::take(&mut pair.owner.to_peer);
         for (op, bytes) in records {
             let PeerOp::Record { sequence, .. } = op else { continue };
             let id = pair.peer.send_record(0, &bytes, false);
-            assert_eq!(pair.peer.replies.remove(&id), Some(Ok(())), "after {sent} bytes of {told:?}");
+            assert_eq!(
+                pair.peer.replies.remove(&id),
+                Some(Ok(())),
+                "after {sent} bytes of {told:?}"
+            );
             sent += bytes.len() as u64;
             let room = Room { bytes: 8 * MIB, ranges: 0 };
-            pair.owner.engine.peer_has(pair.owner.now, VOLUME, Have { logged: sequence, stable: 0, room });
+            pair.owner.engine.peer_has(
+                pair.owner.now,
+                VOLUME,
+                Have { logged: sequence, stable: 0, room },
+            );
             pair.owner.run();
         }
         pair.owner.engine.arena_mut().free(buf.expect("a write has one"));
@@ -250,12 +270,14 @@ fn g6_a_fenced_owner_answers_what_waited_for_the_peer_and_sends_nothing_more_to_
         owner.flush(0);
         let mut pair = Pair::new(owner);
         let free = pair.owner.engine.arena().free_bytes();
-        let (write, a) = pair.owner.request(0, Op::Write { fua: false }, 0, BLOCK, Some(&fill(1, 1)));
+        let (write, a) =
+            pair.owner.request(0, Op::Write { fua: false }, 0, BLOCK, Some(&fill(1, 1)));
         let (flush, _) = pair.owner.request(0, Op::Flush, 0, 0, None);
         pair.owner.pass(5 * SECOND);
         assert!(!pair.owner.replies.contains_key(&write));
         pair.owner.hold_device_writes = true;
-        let (late, b) = pair.owner.request(0, Op::Write { fua: false }, 0, BLOCK, Some(&fill(2, 1)));
+        let (late, b) =
+            pair.owner.request(0, Op::Write { fua: false }, 0, BLOCK, Some(&fill(2, 1)));
         pair.owner.engine.fence(VOLUME);
         pair.owner.run();
         pair.owner.release_device_writes();
@@ -273,9 +295,11 @@ fn g6_a_fenced_owner_answers_what_waited_for_the_peer_and_sends_nothing_more_to_
 #[test]
 fn a_volume_with_a_second_copy_changes_neither_its_size_nor_its_cache() {
     let mut pair = paired();
-    let resized = pair.owner.control(|engine, now, control| engine.resize(now, VOLUME, 2 * SIZE, control));
+    let resized =
+        pair.owner.control(|engine, now, control| engine.resize(now, VOLUME, 2 * SIZE, control));
     assert_eq!(resized, Err(ControlError::Paired));
-    let removed = pair.owner.control(|engine, now, control| engine.remove(now, VOLUME, false, control));
+    let removed =
+        pair.owner.control(|engine, now, control| engine.remove(now, VOLUME, false, control));
     assert_eq!(removed, Err(ControlError::Paired));
     pair.write(0, &fill(1, 1));
 }
@@ -292,14 +316,17 @@ fn records_that_were_refused_can_be_sent_again() {
     let ids: Vec<RequestId> =
         records.iter().map(|(_, bytes)| pair.peer.send_record(0, bytes, false)).collect();
     let generation = pair.peer.status(0).spec.generation;
-    let promise = |engine: &mut Engine, _: Nanos, control| engine.promise(VOLUME, generation, control);
+    let promise =
+        |engine: &mut Engine, _: Nanos, control| engine.promise(VOLUME, generation, control);
     let control = pair.peer.fresh();
     promise(&mut pair.peer.engine, 0, control);
     pair.peer.run();
     pair.peer.release_device_writes();
     pair.peer.run();
     let refused = |pair: &Pair| {
-        ids.iter().position(|id| pair.peer.replies[id] == Err(RequestError::Shutdown)).expect("some waited")
+        ids.iter()
+            .position(|id| pair.peer.replies[id] == Err(RequestError::Shutdown))
+            .expect("some waited")
     };
     let first = refused(&pair);
     assert!(first > 0, "and some did not");
@@ -323,7 +350,11 @@ fn a_record_that_is_more_than_a_buffer_is_refused() {
         let request = Request { id: 1 << 40, volume: VOLUME, op, offset, len, buf: Some(buf) };
         engine.handle(pair.peer.now, Event::Request(request));
         pair.peer.run();
-        assert_eq!(pair.peer.replies.remove(&(1 << 40)), Some(Err(RequestError::Invalid)), "{offset} {len}");
+        assert_eq!(
+            pair.peer.replies.remove(&(1 << 40)),
+            Some(Err(RequestError::Invalid)),
+            "{offset} {len}"
+        );
         pair.peer.engine.arena_mut().free(buf);
     }
 }

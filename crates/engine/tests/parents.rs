@@ -23,7 +23,9 @@ fn world(mode: Mode) -> World {
 
 fn adopt(w: &mut World) {
     for clone in [1, 2] {
-        w.engine.set_own(VolumeId(clone), &OwnObjects::none(SIZE).inheriting(SIZE)).expect("a volume");
+        w.engine
+            .set_own(VolumeId(clone), &OwnObjects::none(SIZE).inheriting(SIZE))
+            .expect("a volume");
         w.engine.set_parent(VolumeId(clone), VolumeId(0)).expect("a parent");
     }
 }
@@ -110,7 +112,8 @@ fn an_object_that_a_clone_has_written_comes_from_its_own_image() {
                 own.insert(0, OBJECT + 1);
                 w.engine.set_own(VolumeId(1), &own).expect("a volume");
                 w.engine.set_parent(VolumeId(1), VolumeId(0)).expect("a parent");
-                // Of what the image of the other one has nothing is known: it has everything itself.
+                // Of what the image of the other one has nothing is known: it has everything
+                // itself.
                 w.engine.set_parent(VolumeId(2), VolumeId(0)).expect("a parent");
                 assert_eq!(w.read(1, 3 * OBJECT, 4096), expected(3 * OBJECT, 4096));
             }
@@ -211,7 +214,8 @@ fn g1_a_read_over_the_end_of_an_object_takes_each_side_from_where_it_is() {
     // Every other object is the clone's own.
     let mut own = OwnObjects::none(SIZE).inheriting(SIZE);
     for object in [1, 3] {
-        w.images[1][(object * OBJECT) as usize..][..MIB as usize].copy_from_slice(&pattern(object, 1 << 20));
+        w.images[1][(object * OBJECT) as usize..][..MIB as usize]
+            .copy_from_slice(&pattern(object, 1 << 20));
         own.insert(object * OBJECT, OBJECT);
     }
     // What it does not have itself is never asked of its image.
@@ -225,7 +229,8 @@ fn g1_a_read_over_the_end_of_an_object_takes_each_side_from_where_it_is() {
     let near = 64 * KIB;
     let mut content = w.images[1].clone();
     content[..OBJECT as usize].copy_from_slice(&expected(0, OBJECT));
-    content[2 * OBJECT as usize..3 * OBJECT as usize].copy_from_slice(&expected(2 * OBJECT, OBJECT));
+    content[2 * OBJECT as usize..3 * OBJECT as usize]
+        .copy_from_slice(&expected(2 * OBJECT, OBJECT));
     for _ in 0..2 {
         for end in [OBJECT, 2 * OBJECT, 3 * OBJECT] {
             let at = end as usize - near;
@@ -266,6 +271,7 @@ fn a_volume_without_a_backend_or_on_its_way_out_is_no_ones_parent_and_has_none()
     assert_eq!(set(&mut w, 2, 0), Err(ControlError::Detached));
     let spec = w.status(2).spec;
     let attach = tidepool_engine::Attach::again(&spec, true);
-    w.control(|e, now, c| e.attach(now, VolumeId(2), attach, c).expect("attach")).expect("attached");
+    w.control(|e, now, c| e.attach(now, VolumeId(2), attach, c).expect("attach"))
+        .expect("attached");
     assert_eq!(set(&mut w, 2, 0), Err(ControlError::Detached), "the parent has no backend");
 }

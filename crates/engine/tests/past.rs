@@ -1,4 +1,5 @@
-//! Changes that go past the cache: what they must not overtake, and what must not come back over them.
+//! Changes that go past the cache: what they must not overtake, and what must not come back over
+//! them.
 
 use crate::common::*;
 use tidepool_engine::api::*;
@@ -18,7 +19,8 @@ fn g3_a_write_past_the_cache_waits_until_the_log_before_it_is_stable() {
         &[VolumeSpec { dirty_bytes_max: quota, ..spec("a", 64 * MIB, Mode::WriteBack) }],
     );
     w.flush(0);
-    // The image takes nothing but the last write, so that all that the drain can have in flight is, and it asks for no sync.
+    // The image takes nothing but the last write, so that all that the drain can have in flight is,
+    // and it asks for no sync.
     w.holds = |op| matches!(op, BackendOp::Write { offset, .. } if *offset != 60 * MIB);
     w.write(0, 0, &pattern(1, 4096));
     w.corrupt(&pattern(1, 4096));
@@ -36,7 +38,10 @@ fn g3_a_write_past_the_cache_waits_until_the_log_before_it_is_stable() {
     while w.images[0][60 << 20..][..4096] != pattern(3, 4096) {
         assert!(w.step(), "nothing asks for a sync");
     }
-    assert!(w.device_syncs > syncs, "the image has what comes after something that a power loss would take");
+    assert!(
+        w.device_syncs > syncs,
+        "the image has what comes after something that a power loss would take"
+    );
     w.run();
     assert_eq!(w.replies.get(&past), Some(&Ok(())));
 }

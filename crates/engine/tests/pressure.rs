@@ -107,7 +107,10 @@ fn the_time_for_which_answers_are_held_back_is_counted() {
         w.pass(MS);
     }
     let counted = w.status(0).count.held_ns;
-    assert!((expected - held.len() as u64 * MS..=expected).contains(&counted), "{counted} of {expected}");
+    assert!(
+        (expected - held.len() as u64 * MS..=expected).contains(&counted),
+        "{counted} of {expected}"
+    );
 }
 
 #[test]
@@ -141,7 +144,10 @@ fn the_fuller_the_quota_the_longer_an_acknowledgement_is_held_up_to_the_drains_s
         "nothing is held below half of the quota: {held_ms:?}"
     );
     let (longest, steps) = (held_ms[held_ms.len() - 1], half as u64);
-    assert!((55..=75).contains(&longest), "what the drain was seen to take for as much: {held_ms:?}");
+    assert!(
+        (55..=75).contains(&longest),
+        "what the drain was seen to take for as much: {held_ms:?}"
+    );
     for (i, &ms) in held_ms[half..].iter().enumerate() {
         assert!(ms.abs_diff(longest * (i as u64 + 1) / steps) <= 1, "in proportion: {held_ms:?}");
     }

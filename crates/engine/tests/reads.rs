@@ -461,7 +461,9 @@ fn g1_a_discard_that_is_not_in_the_image_yet_holds_while_a_write_past_the_cache_
 fn two_volumes_with_reads_held() -> World {
     let mut w = World::new(64 * MIB, &["a", "b"].map(|name| spec(name, 16 * MIB, Mode::WriteBack)));
     for volume in [0, 1] {
-        for (piece, data) in pattern(volume.into(), MIB as usize).chunks(REQUEST_BYTES_MAX).enumerate() {
+        for (piece, data) in
+            pattern(volume.into(), MIB as usize).chunks(REQUEST_BYTES_MAX).enumerate()
+        {
             w.write(volume, (piece * REQUEST_BYTES_MAX) as u64, data);
         }
     }
@@ -506,7 +508,8 @@ fn a_volume_that_is_alone_has_more_reads_at_the_cache_device_until_another_one_c
     let storm: Vec<_> = (0..200).map(|i| ask(&mut w, i * BLOCK, BLOCK)).collect();
     assert_eq!(w.device_reads_held(), ALONE_MAX);
     let (other, buf) = w.request(1, Op::Read, 4 * BLOCK, BLOCK, None);
-    // The next one that ends gives its place to the other volume; the places of those behind it stay free.
+    // The next one that ends gives its place to the other volume; the places of those behind it
+    // stay free.
     for held in std::iter::once(ALONE_MAX).chain((BESIDE_OTHERS_MAX + 1..ALONE_MAX).rev()) {
         w.release_a_device_read();
         assert_eq!(w.device_reads_held(), held);

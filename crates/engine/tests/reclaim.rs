@@ -9,7 +9,8 @@ const PIECE: u64 = 64 << 10;
 const SECOND: Nanos = 1_000_000_000;
 
 pub fn world(drain: DrainOrder) -> World {
-    let mut w = World::new(64 * MIB, &[VolumeSpec { drain, ..spec("a", 256 * MIB, Mode::WriteBack) }]);
+    let mut w =
+        World::new(64 * MIB, &[VolumeSpec { drain, ..spec("a", 256 * MIB, Mode::WriteBack) }]);
     w.flush(0);
     w
 }
@@ -39,7 +40,8 @@ fn damage_summaries(w: &mut World) -> usize {
     blocks.filter(|block| block.starts_with(&SUMMARY_MAGIC)).map(|block| block[9] ^= 1).count()
 }
 
-/// Dirty blocks in segments of which half is superseded, while the drain stands still; returns what each piece holds.
+/// Dirty blocks in segments of which half is superseded, while the drain stands still; returns what
+/// each piece holds.
 fn half_dead_segments(w: &mut World) -> Vec<Vec<u8>> {
     w.holds = |op| matches!(op, BackendOp::Write { .. } | BackendOp::RedoWrite { .. });
     let mut content: Vec<Vec<u8>> = (0..160).map(|i| pattern(i, PIECE as usize)).collect();
@@ -62,13 +64,17 @@ fn everything_is_there(w: &mut World, content: &[Vec<u8>]) {
     assert_eq!(w.status(0).dirty_bytes, 0, "no copy is left behind");
     let cut = w.cut(0);
     for (i, data) in content.iter().enumerate() {
-        assert!(w.images[0][i * PIECE as usize..][..PIECE as usize] == data[..], "piece {i} in the image");
+        assert!(
+            w.images[0][i * PIECE as usize..][..PIECE as usize] == data[..],
+            "piece {i} in the image"
+        );
         assert!(cut[i * PIECE as usize..][..PIECE as usize] == data[..], "piece {i} with the redo");
     }
 }
 
 fn dirty_blocks_move(drain: DrainOrder) {
-    let volume = VolumeSpec { drain, dirty_bytes_max: 40 * MIB, ..spec("a", 64 * MIB, Mode::WriteBack) };
+    let volume =
+        VolumeSpec { drain, dirty_bytes_max: 40 * MIB, ..spec("a", 64 * MIB, Mode::WriteBack) };
     let mut w = World::new(64 * MIB, &[volume]);
     w.flush(0);
     w.holds = nothing_is_in_the_redo;
@@ -79,7 +85,11 @@ fn dirty_blocks_move(drain: DrainOrder) {
         write_scattered(&mut w, pieces..pieces + 1, 0);
         pieces += 1;
     }
-    assert_eq!(w.engine.device_status().moved_blocks, 0, "as long as there is room beside them they stay");
+    assert_eq!(
+        w.engine.device_status().moved_blocks,
+        0,
+        "as long as there is room beside them they stay"
+    );
     write_scattered(&mut w, pieces..480, 0);
     let device = w.engine.device_status();
     assert!(device.moved_blocks > 1000, "{device:?}");
@@ -125,7 +135,8 @@ fn g5_what_moves_out_of_the_way_is_in_its_group_all_the_same() {
 
 #[test]
 fn g2_what_moves_while_it_is_being_drained_is_drained_again() {
-    let volume = |name, max| VolumeSpec { dirty_bytes_max: max, ..spec(name, 64 * MIB, Mode::WriteBack) };
+    let volume =
+        |name, max| VolumeSpec { dirty_bytes_max: max, ..spec(name, 64 * MIB, Mode::WriteBack) };
     let mut w = World::new(64 * MIB, &[volume("a", 2 * MIB), volume("b", 40 * MIB)]);
     w.flush(0);
     w.flush(1);
@@ -179,7 +190,8 @@ fn grouped(holds: fn(&BackendOp) -> bool) -> World {
     w
 }
 
-/// A volume of which a group has just been cut, with the first `pieces` in it, and what is held is not done.
+/// A volume of which a group has just been cut, with the first `pieces` in it, and what is held is
+/// not done.
 fn cut_group(pieces: u64, holds: fn(&BackendOp) -> bool) -> World {
     let mut w = grouped(holds);
     write_scattered(&mut w, 0..pieces, 0);
@@ -265,7 +277,8 @@ fn g7_what_only_a_group_needs_is_found_without_summaries_too() {
     summaries_are_damaged(DrainOrder::Grouped);
 }
 
-/// A cache full of dirty blocks, of which many were written again, and the seeds of what its pieces hold. Writes come `at_once`.
+/// A cache full of dirty blocks, of which many were written again, and the seeds of what its pieces
+/// hold. Writes come `at_once`.
 fn full_cache(segment_bytes: u32, at_once: u64) -> (World, Vec<u64>) {
     full_cache_of(64 * MIB, segment_bytes, at_once)
 }
@@ -305,7 +318,10 @@ fn full_cache_of(bytes: u64, segment_bytes: u32, at_once: u64) -> (World, Vec<u6
     }
     assert!(w.now - begun < SECOND, "nobody waits");
     let device = w.engine.device_status();
-    assert!((1000..1 << 20).contains(&device.moved_blocks) && device.reclaims < 1 << 16, "{device:?}");
+    assert!(
+        (1000..1 << 20).contains(&device.moved_blocks) && device.reclaims < 1 << 16,
+        "{device:?}"
+    );
     (w, content)
 }
 
@@ -375,7 +391,9 @@ fn g2_a_restart_finds_what_stands_in_every_page_of_the_segment_table() {
     w.holds = |_| false;
     w.drain(0);
     for i in 640..704 {
-        assert!(w.images[0][(i * PIECE) as usize..][..PIECE as usize] == pattern(i, PIECE as usize));
+        assert!(
+            w.images[0][(i * PIECE) as usize..][..PIECE as usize] == pattern(i, PIECE as usize)
+        );
     }
 }
 
@@ -395,7 +413,10 @@ fn g8_copies_that_groups_have_kept_for_a_while_take_no_room_for_ever() {
         w.holds = |_| false;
         w.drain(0);
         let device = w.engine.device_status();
-        assert!(device.segments_free > 4 && device.cached_blocks == 384, "round {round}: {device:?}");
+        assert!(
+            device.segments_free > 4 && device.cached_blocks == 384,
+            "round {round}: {device:?}"
+        );
     }
 }
 
@@ -430,7 +451,8 @@ fn g8_what_is_discarded_while_its_segment_is_emptied_is_let_go() {
     assert!(w.images[0][..all as usize].iter().all(|&b| b == 0));
 }
 
-/// Writes come between any two reads of what is moved, as many as there is memory for, and none makes more dirty.
+/// Writes come between any two reads of what is moved, as many as there is memory for, and none
+/// makes more dirty.
 fn writes_beside_moves(full: (World, Vec<u64>)) {
     let (mut w, mut content) = full;
     let mut random = 88172645463325252u64;
@@ -483,7 +505,8 @@ fn g8_no_write_waits_for_a_segment_that_is_being_emptied_while_others_are_free()
         random ^= random >> 7;
         random ^= random << 17;
         let at = random % content.len() as u64 * PIECE;
-        let (id, buf) = w.request(0, Op::Write { fua: false }, at, PIECE, Some(&pattern(n, PIECE as usize)));
+        let (id, buf) =
+            w.request(0, Op::Write { fua: false }, at, PIECE, Some(&pattern(n, PIECE as usize)));
         if before.reclaiming && before.segments_free > 2 {
             *(if w.replies.contains_key(&id) { &mut at_once } else { &mut later }) += 1;
         }
@@ -552,8 +575,8 @@ pub fn answered(w: &mut World, sent: impl IntoIterator<Item = (RequestId, Option
     }
 }
 
-/// Reads until a segment is being emptied, and on until its blocks that are to be kept are being read: these reads are held.
-/// Returns up to where it has read.
+/// Reads until a segment is being emptied, and on until its blocks that are to be kept are being
+/// read: these reads are held. Returns up to where it has read.
 pub fn hold_what_is_kept(w: &mut World, volume: u16, from: u64) -> u64 {
     let mut at = from;
     loop {
@@ -579,7 +602,8 @@ pub fn hold_what_is_kept(w: &mut World, volume: u16, from: u64) -> u64 {
     }
 }
 
-/// Writes until one has to wait for a segment, lets go of what is held, and has it answered without any other event.
+/// Writes until one has to wait for a segment, lets go of what is held, and has it answered without
+/// any other event.
 pub fn writes_find_room(w: &mut World, volume: u16, from: u64) -> u64 {
     let mut at = from;
     let data = pattern(1, PIECE as usize);
@@ -633,7 +657,11 @@ fn what_is_wanted_again_is_kept_when_it_has_to_wait_for_a_moment() {
     w.release_device_writes();
     answered(&mut w, sent);
     let device = w.engine.device_status();
-    assert_eq!(device.moved_blocks, device.reclaims * 128, "half of what its segments have room for");
+    assert_eq!(
+        device.moved_blocks,
+        device.reclaims * 128,
+        "half of what its segments have room for"
+    );
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! What is written beside the image: all of a group and nothing else, when it is time to, and no longer than it is needed.
+//! What is written beside the image: all of a group and nothing else, when it is time to, and no
+//! longer than it is needed.
 
 use crate::common::*;
 use tidepool_engine::api::*;
@@ -23,7 +24,10 @@ fn world() -> World {
 }
 
 fn image(op: &BackendOp) -> bool {
-    matches!(op, BackendOp::Write { .. } | BackendOp::Discard { .. } | BackendOp::WriteZeroes { .. })
+    matches!(
+        op,
+        BackendOp::Write { .. } | BackendOp::Discard { .. } | BackendOp::WriteZeroes { .. }
+    )
 }
 
 fn redo(op: &BackendOp) -> bool {
@@ -36,7 +40,9 @@ fn commits(op: &BackendOp) -> bool {
 
 /// The groups that the header names.
 fn named(w: &World) -> Vec<u64> {
-    w.committed.get(&0).map_or(Vec::new(), |(_, groups)| groups.iter().map(|&(group, _)| group).collect())
+    w.committed
+        .get(&0)
+        .map_or(Vec::new(), |(_, groups)| groups.iter().map(|&(group, _)| group).collect())
 }
 
 /// What waits for the backend fails.
@@ -131,7 +137,8 @@ fn g5_what_changes_before_its_group_is_read_is_in_the_redo_as_it_was() {
 
 #[test]
 fn g5_a_frame_that_the_backend_did_not_take_is_made_again_whole() {
-    let mut w = World::new(64 * MIB, &[grouped("a", 16 * MIB), spec("b", 16 * MIB, Mode::WriteBack)]);
+    let mut w =
+        World::new(64 * MIB, &[grouped("a", 16 * MIB), spec("b", 16 * MIB, Mode::WriteBack)]);
     w.flush(1);
     w.holds = redo;
     let (a, b) = (pattern(1, 64 * KIB), pattern(2, 128 * KIB));
@@ -231,7 +238,8 @@ fn a_group_ends_with_a_flush_after_one_second_and_without_after_two() {
 
 #[test]
 fn with_much_that_is_dirty_a_group_ends_early() {
-    let mut w = World::new(64 * MIB, &[VolumeSpec { dirty_bytes_max: MIB, ..grouped("a", 16 * MIB) }]);
+    let mut w =
+        World::new(64 * MIB, &[VolumeSpec { dirty_bytes_max: MIB, ..grouped("a", 16 * MIB) }]);
     w.flush(0);
     w.holds = image;
     w.pass(10 * SECOND);
@@ -253,7 +261,8 @@ fn who_waits_for_a_group_does_not_wait_until_it_is_old() {
     w.drain(0);
     assert!(w.images[0][..BLOCK] == pattern(1, BLOCK));
     w.write(0, 0, &pattern(2, BLOCK));
-    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteThrough, c)).expect("write-through");
+    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteThrough, c))
+        .expect("write-through");
     assert!(w.images[0][..BLOCK] == pattern(2, BLOCK));
     w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteBack, c)).expect("write-back");
     w.write(0, 0, &pattern(3, BLOCK));
@@ -442,7 +451,8 @@ fn g5_write_through_acknowledges_nothing_that_only_a_redo_has() {
     let mut w = world();
     w.write(0, 0, &pattern(1, BLOCK));
     w.holds = |_| false;
-    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteThrough, c)).expect("write-through");
+    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteThrough, c))
+        .expect("write-through");
     w.pass(SECOND);
     w.holds = image;
     let (write, _) = w.request(0, WRITE, MIB, 4096, Some(&pattern(2, BLOCK)));
@@ -458,7 +468,8 @@ fn g5_write_through_acknowledges_nothing_that_only_a_redo_has() {
 fn on_the_way_to_write_through_writes_are_acknowledged_with_their_group() {
     let mut w = world();
     w.write(0, 0, &pattern(1, 64 * KIB));
-    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteThrough, c)).expect("write-through");
+    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteThrough, c))
+        .expect("write-through");
     w.holds = commits;
     let (write, _) = w.request(0, WRITE, MIB, 4096, Some(&pattern(2, BLOCK)));
     w.pass(3 * SECOND);
@@ -481,7 +492,8 @@ fn what_is_in_no_group_is_noted_beside_the_image_every_second() {
     w.write(0, 0, &pattern(1, 2 * BLOCK));
     w.op(0, Op::Discard { fua: false }, 4 * MIB, MIB).expect("discard");
     let bytes_max = w.status(0).dirty_bytes_max;
-    let note = |sequence, bytes| BackendOp::RedoNote { sequence, durable: sequence, bytes, bytes_max };
+    let note =
+        |sequence, bytes| BackendOp::RedoNote { sequence, durable: sequence, bytes, bytes_max };
     w.notes.clear();
     w.flush(0);
     for _ in 0..4 {
@@ -490,7 +502,8 @@ fn what_is_in_no_group_is_noted_beside_the_image_every_second() {
         assert!(w.now <= began + SECOND && w.notes.len() == before + 1);
         assert_eq!(w.notes.last(), Some(&note(2, 8192 + MIB)));
     }
-    // What is in the closed group counts as well as what is in the open one, and only one note is on its way.
+    // What is in the closed group counts as well as what is in the open one, and only one note is
+    // on its way.
     w.holds = |op| redo(op) || matches!(op, BackendOp::RedoNote { .. });
     w.write(0, MIB, &pattern(2, BLOCK));
     w.flush(0);

@@ -13,7 +13,8 @@ fn grouped() -> VolumeSpec {
 fn g5_redo_is_kept_while_only_it_has_the_last_committed_content_of_a_block() {
     let mut w = World::new(64 * MIB, &[grouped()]);
     w.flush(0);
-    // The drain is busy with other objects when it comes to the first, of which two blocks are then in later groups.
+    // The drain is busy with other objects when it comes to the first, of which two blocks are then
+    // in later groups.
     w.holds = |op| matches!(op, BackendOp::Write { .. });
     for at in (8..40).rev() {
         w.write(0, at * MIB, &pattern(at, 256 << 10));
@@ -60,8 +61,14 @@ fn g5_an_object_that_is_written_all_the_time_does_not_keep_the_redo_for_ever() {
         w.write(0, offset(round), &pattern(round, 4096));
         match round % 2 {
             _ if round < 2 => {}
-            0 => w.holds = |op| matches!(op, BackendOp::Write { offset, .. } if offset / 8192 % 2 == 0),
-            _ => w.holds = |op| matches!(op, BackendOp::Write { offset, .. } if offset / 8192 % 2 == 1),
+            0 => {
+                w.holds =
+                    |op| matches!(op, BackendOp::Write { offset, .. } if offset / 8192 % 2 == 0)
+            }
+            _ => {
+                w.holds =
+                    |op| matches!(op, BackendOp::Write { offset, .. } if offset / 8192 % 2 == 1)
+            }
         }
         w.pass(3 * SECOND);
         let kept = &w.committed[&0].1;

@@ -64,7 +64,11 @@ fn without_a_backend_only_what_needs_none_is_done() {
     w.reopen();
     for (name, operation) in OPERATIONS {
         let refused = at_once(&mut w, operation) == Some(Err(ControlError::Detached));
-        assert_eq!(refused, !["set_mode", "set_dirty_bytes_max", "drain"].contains(&name), "{name}");
+        assert_eq!(
+            refused,
+            !["set_mode", "set_dirty_bytes_max", "drain"].contains(&name),
+            "{name}"
+        );
     }
 }
 
@@ -121,7 +125,10 @@ fn requests_for_nothing_are_answered_and_do_nothing() {
         }
     }
     let status = w.status(0);
-    assert_eq!((w.engine.device_status().records, status.dirty, w.backend_reads), (before, false, 0));
+    assert_eq!(
+        (w.engine.device_status().records, status.dirty, w.backend_reads),
+        (before, false, 0)
+    );
 }
 
 #[test]
@@ -151,8 +158,10 @@ fn a_fenced_volume_says_who_refuses() {
 
 #[test]
 fn a_size_must_be_one_that_can_be_served_and_an_image_that_is_only_read_keeps_its_own() {
-    let mut w =
-        World::new(64 * MIB, &[grouped(), VolumeSpec { read_only: true, name: "b".into(), ..grouped() }]);
+    let mut w = World::new(
+        64 * MIB,
+        &[grouped(), VolumeSpec { read_only: true, name: "b".into(), ..grouped() }],
+    );
     for size in [0, 512, 4095, (1 << 50) + BLOCK] {
         let result = w.control(|e, now, c| e.resize(now, VolumeId(0), size, c));
         assert_eq!(result, Err(ControlError::Size(size)));
@@ -184,19 +193,28 @@ fn requests_that_make_no_sense_are_refused_and_the_largest_that_do_are_not() {
     let large = VolumeSpec { name: "c".into(), size_bytes: 4 << 40, ..reader.clone() };
     let mut w = World::new(64 * MIB, &[grouped(), reader]);
     w.images.push(Vec::new());
-    let added = w.control(|e, now, c| drop(e.add_volume(now, VolumeSpec { read_only: false, ..large }, c)));
+    let added =
+        w.control(|e, now, c| drop(e.add_volume(now, VolumeSpec { read_only: false, ..large }, c)));
     assert_eq!(added, Ok(()));
     let mut send = |volume, op, offset, len| {
         let before = w.status(volume).count.errors;
         let id = w.request(volume, op, offset, len, None).0;
         let result = w.replies.remove(&id);
-        assert_eq!(w.status(volume).count.errors - before, u64::from(matches!(result, Some(Err(_)))));
+        assert_eq!(
+            w.status(volume).count.errors - before,
+            u64::from(matches!(result, Some(Err(_))))
+        );
         result
     };
     let discard = Op::Discard { fua: false };
-    for (offset, len) in [(1, 512), (0, 511), (16 * MIB, 512), (16 * MIB - 512, 1024), (u64::MAX - 511, 512)]
+    for (offset, len) in
+        [(1, 512), (0, 511), (16 * MIB, 512), (16 * MIB - 512, 1024), (u64::MAX - 511, 512)]
     {
-        assert_eq!(send(0, discard, offset, len), Some(Err(RequestError::Invalid)), "{offset} {len}");
+        assert_eq!(
+            send(0, discard, offset, len),
+            Some(Err(RequestError::Invalid)),
+            "{offset} {len}"
+        );
     }
     assert_eq!(send(0, discard, 16 * MIB - 512, 512), Some(Ok(())), "up to the end");
     assert_eq!(send(0, discard, 16 * MIB, 0), Some(Ok(())), "nothing, at the end");
@@ -208,14 +226,18 @@ fn requests_that_make_no_sense_are_refused_and_the_largest_that_do_are_not() {
 
 #[test]
 fn g8_changes_that_a_fence_ends_before_they_got_buffers_give_none_back() {
-    let mut w =
-        World::new(64 << 20, &[spec("a", 16 * MIB, Mode::WriteBack), spec("b", 16 * MIB, Mode::WriteBack)]);
+    let mut w = World::new(
+        64 << 20,
+        &[spec("a", 16 * MIB, Mode::WriteBack), spec("b", 16 * MIB, Mode::WriteBack)],
+    );
     w.flush(0);
     w.flush(1);
     w.stopped = vec![VolumeId(0), VolumeId(1)];
     let unaligned = |w: &mut World, volume, n: u64| -> Vec<RequestId> {
         let data = pattern(volume, 512);
-        let write = |i| w.submit(volume as u16, Op::Write { fua: false }, i * 8192 + 512, 512, Some(&data)).0;
+        let write = |i| {
+            w.submit(volume as u16, Op::Write { fua: false }, i * 8192 + 512, 512, Some(&data)).0
+        };
         (0..n).map(write).collect()
     };
     // More than there are buffers for the blocks' old content: most of them wait.

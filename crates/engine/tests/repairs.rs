@@ -7,7 +7,8 @@ use tidepool_engine::format::crc32c;
 
 const SECOND: Nanos = 1_000_000_000;
 
-/// A pair whose image takes nothing, so that what is written stays dirty, with eight blocks of which all are different.
+/// A pair whose image takes nothing, so that what is written stays dirty, with eight blocks of
+/// which all are different.
 fn dirty() -> (Pair, Vec<u8>) {
     let mut pair = paired();
     pair.owner.backend_stopped = true;
@@ -168,14 +169,20 @@ fn what_is_lost_can_be_overwritten_also_where_nothing_is_written_without_a_copy(
     let logged = pair.owner.log().logged;
     let (waits, buf) = pair.owner.request(0, Op::Write { fua: false }, 0, BLOCK, Some(&fill(8, 1)));
     pair.owner.pass(SECOND / 2);
-    assert!(!pair.owner.replies.contains_key(&waits) && pair.owner.log().logged == logged, "for a copy");
+    assert!(
+        !pair.owner.replies.contains_key(&waits) && pair.owner.log().logged == logged,
+        "for a copy"
+    );
     pair.owner.corrupt(block(&data, 2));
     assert!(pair.owner.try_read(0, 2 * BLOCK, BLOCK) == Err(RequestError::Io));
     pair.owner.backend_stopped = false;
     pair.owner.write(0, 2 * BLOCK, &fill(9, 1));
     assert_eq!(pair.owner.replies.remove(&waits), Some(Ok(())));
     pair.owner.engine.arena_mut().free(buf.expect("a buffer"));
-    assert!(pair.owner.images[0][2 * BLOCK_BYTES..][..BLOCK_BYTES] == fill(9, 1), "it is in the image");
+    assert!(
+        pair.owner.images[0][2 * BLOCK_BYTES..][..BLOCK_BYTES] == fill(9, 1),
+        "it is in the image"
+    );
     assert!(pair.owner.engine.may_pair(id));
 }
 
@@ -242,7 +249,8 @@ fn g7_a_write_overtakes_the_repair_of_what_it_overwrites() {
     pair.held = true;
     let (id, buf) = pair.owner.request(0, Op::Read, BLOCK, 2 * BLOCK, None);
     let new = fill(9, 1);
-    let (written, with) = pair.owner.request(0, Op::Write { fua: false }, 2 * BLOCK, BLOCK, Some(&new));
+    let (written, with) =
+        pair.owner.request(0, Op::Write { fua: false }, 2 * BLOCK, BLOCK, Some(&new));
     pair.held = false;
     pair.pass(SECOND);
     for (id, buf) in [(id, buf), (written, with)] {
@@ -255,14 +263,16 @@ fn g7_a_write_overtakes_the_repair_of_what_it_overwrites() {
     assert_eq!(pair.peer.status(0).lost_blocks, 0);
 }
 
-/// The peer has a newer block already, which is still on its way to the owner's own device: nothing is lost.
+/// The peer has a newer block already, which is still on its way to the owner's own device: nothing
+/// is lost.
 #[test]
 fn g7_a_bad_block_that_the_peer_has_overwritten_before_its_owner_is_not_lost() {
     let (mut pair, data) = dirty();
     pair.owner.corrupt(block(&data, 2));
     pair.owner.hold_device_writes = true;
     let new = fill(9, 1);
-    let (written, with) = pair.owner.request(0, Op::Write { fua: false }, 2 * BLOCK, BLOCK, Some(&new));
+    let (written, with) =
+        pair.owner.request(0, Op::Write { fua: false }, 2 * BLOCK, BLOCK, Some(&new));
     pair.pass(10_000_000);
     let (id, buf) = pair.owner.request(0, Op::Read, BLOCK, 2 * BLOCK, None);
     pair.pass(10_000_000);
@@ -284,7 +294,8 @@ fn g7_a_bad_block_that_the_peer_has_not_logged_yet_is_waited_for() {
     let (mut pair, _) = dirty();
     pair.peer.hold_device_writes = true;
     let new = fill(9, 1);
-    let (written, with) = pair.owner.request(0, Op::Write { fua: false }, 2 * BLOCK, BLOCK, Some(&new));
+    let (written, with) =
+        pair.owner.request(0, Op::Write { fua: false }, 2 * BLOCK, BLOCK, Some(&new));
     pair.pass(10_000_000);
     pair.owner.corrupt(&new);
     let (id, buf) = pair.owner.request(0, Op::Read, 2 * BLOCK, BLOCK, None);
@@ -300,7 +311,10 @@ fn g7_a_bad_block_that_the_peer_has_not_logged_yet_is_waited_for() {
         pair.owner.engine.arena_mut().free(buf.expect("a buffer"));
     }
     assert!(read(&mut pair, 2 * BLOCK, BLOCK) == Ok(new));
-    assert_eq!((pair.owner.status(0).lost_blocks, pair.owner.status(0).count.repaired_blocks), (0, 1));
+    assert_eq!(
+        (pair.owner.status(0).lost_blocks, pair.owner.status(0).count.repaired_blocks),
+        (0, 1)
+    );
 }
 
 #[test]

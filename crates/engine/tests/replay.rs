@@ -1,4 +1,5 @@
-//! The end of the log, record by record: which records count, and what is told of those that are missing.
+//! The end of the log, record by record: which records count, and what is told of those that are
+//! missing.
 
 use crate::common::crafted::Part::{self, Data, Range, Torn, Void};
 use crate::common::crafted::*;
@@ -42,7 +43,9 @@ fn only_records_of_this_cache_this_life_this_epoch_and_this_owner_count() {
         ("of an earlier epoch", |h| h.epoch -= 1),
         ("of another owner", |h| h.generation += 1),
         ("of a volume that is not there", |h| h.volume.set(9)),
-        ("a newer version's of another cache", |h| (h.uuid[0], h.version) = (1, (FORMAT_VERSION + 1).into())),
+        ("a newer version's of another cache", |h| {
+            (h.uuid[0], h.version) = (1, (FORMAT_VERSION + 1).into())
+        }),
         ("a newer version's of an earlier life", |h| {
             h.segment_sequence -= 1;
             h.version.set(FORMAT_VERSION + 1);
@@ -113,7 +116,8 @@ fn g7_what_is_known_to_be_durable_is_no_torn_tail_up_to_the_last_record() {
 }
 
 #[test]
-fn g7_a_durable_record_that_is_gone_loses_what_the_summary_says_and_nothing_older_is_there_instead() {
+fn g7_a_durable_record_that_is_gone_loses_what_the_summary_says_and_nothing_older_is_there_instead()
+{
     let (mut c, mut segment) = log();
     let end = BLOCKS - 1;
     c.write(&mut segment, 0, &[Data(10, 1), Data(30, 2), Data(31, 3), Data(11, 4), Data(32, 8)]);
@@ -146,7 +150,8 @@ fn g7_a_durable_record_that_is_gone_loses_what_the_summary_says_and_nothing_olde
 }
 
 #[test]
-fn g7_a_summary_that_tells_of_another_volumes_record_or_of_a_fill_says_nothing_of_a_write_that_is_gone() {
+fn g7_a_summary_that_tells_of_another_volumes_record_or_of_a_fill_says_nothing_of_a_write_that_is_gone()
+ {
     let (mut c, mut segment) = log();
     c.write(&mut segment, 0, &[Data(1, 1)]);
     let gone = segment.at;
@@ -201,7 +206,9 @@ fn a_fill_counts_unless_it_is_damaged_void_written_over_or_overtaken_by_an_inval
     let mut fills = c.segment(1, sequence, Stream::Fill);
     let before = [9, 10, 13, 14, 30, BLOCKS, BLOCKS - 1].map(|block| Data(block, block + 1));
     c.record(&mut fills, Fill, 0, &before, &[], |_| ());
-    c.record(&mut fills, Fill, 0, &[Data(11, 12), Torn(20, 1), Void(21, 1)], &[], |h| h.sequence.set(1));
+    c.record(&mut fills, Fill, 0, &[Data(11, 12), Torn(20, 1), Void(21, 1)], &[], |h| {
+        h.sequence.set(1)
+    });
     c.record(&mut fills, Fill, 1, &[Data(12, 13)], &[], |_| ());
     let found = c.found();
     let clean: Vec<u64> =
@@ -216,20 +223,27 @@ fn a_fill_counts_unless_it_is_damaged_void_written_over_or_overtaken_by_an_inval
 fn a_moved_block_is_where_it_was_moved_to_if_it_stood_where_the_move_says() {
     let (mut c, segment) = Crafted::with_log();
     let first = c.geo.segment_block(segment.number);
-    let stands = |c: &Crafted, seed| (first..first + segment.at).find(|&p| crc32c(c.block(p)) == crc(seed));
+    let stands =
+        |c: &Crafted, seed| (first..first + segment.at).find(|&p| crc32c(c.block(p)) == crc(seed));
     let olds = [100, 101].map(|seed| stands(&c, seed).expect("the block"));
     let parts = [Data(0, 100), Data(1, 101)];
     c.record(&mut segment.clone(), Move, 0, &parts, &olds, |_| ());
     olds.iter().for_each(|&old| c.block_mut(old).fill(0));
     let found = c.found();
-    assert_eq!([0, 1].map(|block| found.blocks[&(0, block)]), [100, 101].map(|seed| (data(seed), true)));
+    assert_eq!(
+        [0, 1].map(|block| found.blocks[&(0, block)]),
+        [100, 101].map(|seed| (data(seed), true))
+    );
     assert_eq!(found.dirty_blocks[0], 2);
 
     let (mut c, mut segment) = Crafted::with_log();
     let parts = [Torn(0, 100), Void(1, 102), Data(0, 103), Data(BLOCKS, 104)];
     c.record(&mut segment, Move, 0, &parts, &[olds[0], olds[1], olds[1], olds[1]], |_| ());
     let found = c.found();
-    assert_eq!([0, 1].map(|block| found.blocks[&(0, block)]), [100, 101].map(|seed| (data(seed), true)));
+    assert_eq!(
+        [0, 1].map(|block| found.blocks[&(0, block)]),
+        [100, 101].map(|seed| (data(seed), true))
+    );
     assert_eq!(found.blocks.len(), 2);
 }
 
@@ -250,7 +264,8 @@ fn g3_a_block_that_cannot_be_read_keeps_the_cache_closed_only_where_the_log_may_
     // In front of the mark nothing can be missing without being missed.
     assert_eq!(c.open_without(&[first + 1]).expect("open").volumes_failed, 1);
     assert_eq!(c.open_without(&[first]).expect("open").records_replayed, 1);
-    // The record in front of the mark is damaged, too: nothing but the mark says where the next one begins.
+    // The record in front of the mark is damaged, too: nothing but the mark says where the next one
+    // begins.
     c.erase(&segment, mark - 2);
     assert_eq!(c.open_without(&[first + mark]), refused, "at the mark, behind a damaged record");
 
@@ -273,7 +288,8 @@ fn g3_a_block_that_cannot_be_read_keeps_the_cache_closed_only_where_the_log_may_
 }
 
 #[test]
-fn g7_a_block_that_cannot_be_read_is_the_only_one_that_is_lost_also_in_a_segment_that_is_read_in_parts() {
+fn g7_a_block_that_cannot_be_read_is_the_only_one_that_is_lost_also_in_a_segment_that_is_read_in_parts()
+ {
     let (mut c, mut segment) = log_in(512 << 10);
     for n in 0..40 {
         let parts = [Data(2 * n, n), Data(2 * n + 1, n)];
@@ -289,7 +305,8 @@ fn g7_a_block_that_cannot_be_read_is_the_only_one_that_is_lost_also_in_a_segment
 
 #[test]
 fn a_segment_that_was_opened_behind_the_checkpoint_is_known_by_its_header_or_its_first_record() {
-    // The header is gone. Yet the segment is of the log: what it holds is older than what the next one holds.
+    // The header is gone. Yet the segment is of the log: what it holds is older than what the next
+    // one holds.
     let (mut c, mut segment) = log();
     c.write(&mut segment, 0, &[Data(1, 1), Data(2, 2)]);
     let sequence = c.sequence(1);
@@ -355,7 +372,8 @@ fn a_segment_whose_summary_would_be_too_long_is_left_without_one_and_not_gone_on
         let again = c.opened();
         assert_eq!((again.holds(0, 9), again.holds(0, 3)), (Some(data(9)), Some(Holds::Zero)));
         assert_eq!((again.report.summaries_rebuilt, again.failed[0]), (1, false));
-        let mut w = World::on(c.device, vec![vec![0; BLOCKS as usize * BLOCK_BYTES]]).expect("open");
+        let mut w =
+            World::on(c.device, vec![vec![0; BLOCKS as usize * BLOCK_BYTES]]).expect("open");
         w.attach(true);
         w.backend_stopped = true;
         w.write(0, 0, &pattern(10, BLOCK_BYTES));
@@ -377,9 +395,21 @@ fn a_record_that_counts_wrongly_or_too_much_is_none() {
     let ranges = [Range(Discard, 0, 4); RECORD_ENTRIES_MAX + 1];
     assert_eq!(replayed(&ranges[1..], |_| ()), Ok(1));
     assert_eq!(replayed(&ranges, |_| ()), Ok(0), "too many entries");
-    assert_eq!(replayed(&ranges, |h| h.entries.set(u16::MAX)), Ok(0), "more than there is room for");
-    assert_eq!(replayed(&[Data(1, 1)], |h| h.blocks.set(2)), Ok(0), "more blocks than entries with data");
-    assert_eq!(replayed(&[Data(1, 1)], |h| h.entries.set(0)), Ok(0), "fewer entries with data than blocks");
+    assert_eq!(
+        replayed(&ranges, |h| h.entries.set(u16::MAX)),
+        Ok(0),
+        "more than there is room for"
+    );
+    assert_eq!(
+        replayed(&[Data(1, 1)], |h| h.blocks.set(2)),
+        Ok(0),
+        "more blocks than entries with data"
+    );
+    assert_eq!(
+        replayed(&[Data(1, 1)], |h| h.entries.set(0)),
+        Ok(0),
+        "fewer entries with data than blocks"
+    );
 }
 
 #[test]

@@ -61,9 +61,13 @@ fn a_shrunk_volume_loses_what_is_beyond_its_end_and_nothing_else() {
         assert_eq!(tail, &pattern(3, 64 * KIB)[..32 * KIB]);
         // What was there does not come back, neither by growing nor by a restart.
         resize(&mut w, 16 * MIB).expect("it grows");
-        assert!(is_zero(&w.read(0, 5 * MIB, 128 * 1024)) && is_zero(&w.read(0, 12 * MIB, 128 * 1024)));
+        assert!(
+            is_zero(&w.read(0, 5 * MIB, 128 * 1024)) && is_zero(&w.read(0, 12 * MIB, 128 * 1024))
+        );
         w.restart(true);
-        assert!(is_zero(&w.read(0, 5 * MIB, 128 * 1024)) && is_zero(&w.read(0, 12 * MIB, 128 * 1024)));
+        assert!(
+            is_zero(&w.read(0, 5 * MIB, 128 * 1024)) && is_zero(&w.read(0, 12 * MIB, 128 * 1024))
+        );
         assert_eq!(w.read(0, 0, 128 * 1024), pattern(1, 128 * KIB));
     }
 }
@@ -285,7 +289,8 @@ fn a_change_of_size_that_waits_for_a_drain_is_given_up_when_the_drain_has_an_end
 fn g1_what_was_being_cached_beyond_the_new_end_does_not_come_back() {
     let mut w = world(DrainOrder::Unordered);
     w.images[0].fill(0x11);
-    let reads: Vec<_> = (0..3).map(|i| w.submit(0, Op::Read, (9 + i) * MIB, 16 * 1024, None)).collect();
+    let reads: Vec<_> =
+        (0..3).map(|i| w.submit(0, Op::Read, (9 + i) * MIB, 16 * 1024, None)).collect();
     while w.replies.len() < reads.len() {
         assert!(w.step());
     }

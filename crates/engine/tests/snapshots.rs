@@ -23,7 +23,13 @@ struct Client {
 impl Client {
     fn new(w: &World) -> Client {
         let model = w.images[0].clone();
-        Client { random: 88172645463325252, states: vec![model.clone()], model, sent: Vec::new(), acked: 0 }
+        Client {
+            random: 88172645463325252,
+            states: vec![model.clone()],
+            model,
+            sent: Vec::new(),
+            acked: 0,
+        }
     }
 
     fn below(&mut self, n: u64) -> u64 {
@@ -89,15 +95,21 @@ fn g5_a_snapshot_under_writes_is_one_state_with_all_that_was_acknowledged_before
         }
         assert_eq!(w.controls.remove(&control), Some(Ok(())));
         let image = w.snapshots.remove(&control).expect("the backend has taken it");
-        // Of the write at the cut, which nobody has acknowledged, a part may be there, as with any disk.
+        // Of the write at the cut, which nobody has acknowledged, a part may be there, as with any
+        // disk.
         let is = |block: usize, state: &Vec<u8>| state[block..][..4096] == image[block..][..4096];
         let fits = |i: &usize| {
             let next = client.states.get(i + 1).unwrap_or(&client.states[*i]);
-            (0..image.len()).step_by(4096).all(|block| is(block, &client.states[*i]) || is(block, next))
+            (0..image.len())
+                .step_by(4096)
+                .all(|block| is(block, &client.states[*i]) || is(block, next))
         };
         let at = (0..client.states.len()).rev().find(fits);
         let at = at.unwrap_or_else(|| panic!("round {round}: no state that the volume ever had"));
-        assert!(at >= floor, "round {round}: {at} changes are in it, {floor} were acknowledged before");
+        assert!(
+            at >= floor,
+            "round {round}: {at} changes are in it, {floor} were acknowledged before"
+        );
         between += usize::from(at < client.states.len() - 1);
         client.states.drain(..at);
         client.acked -= at.min(client.acked);
@@ -189,7 +201,8 @@ fn g5_a_snapshot_waits_for_what_was_on_its_way_past_the_cache_before_the_mode_ch
 }
 
 #[test]
-fn g5_writes_that_go_on_neither_hold_a_snapshot_of_write_through_up_nor_reach_the_image_meanwhile() {
+fn g5_writes_that_go_on_neither_hold_a_snapshot_of_write_through_up_nor_reach_the_image_meanwhile()
+{
     const OBJECT: u64 = 4 * MIB;
     fn even(op: &BackendOp) -> bool {
         matches!(op, BackendOp::Write { offset, .. } if (offset / OBJECT).is_multiple_of(2))
@@ -200,11 +213,18 @@ fn g5_writes_that_go_on_neither_hold_a_snapshot_of_write_through_up_nor_reach_th
     fn even_or_snapshot(op: &BackendOp) -> bool {
         even(op) || matches!(op, BackendOp::Snapshot { .. })
     }
-    let mut w = World::new(64 * MIB, &[VolumeSpec { mode: Mode::WriteThrough, ..grouped("a", 16 * MIB) }]);
+    let mut w =
+        World::new(64 * MIB, &[VolumeSpec { mode: Mode::WriteThrough, ..grouped("a", 16 * MIB) }]);
     w.flush(0);
     let mut sent = Vec::new();
     let mut write = |w: &mut World, i: u64| {
-        sent.push(w.request(0, Op::Write { fua: false }, i % 4 * OBJECT, 4096, Some(&pattern(i, 4096))));
+        sent.push(w.request(
+            0,
+            Op::Write { fua: false },
+            i % 4 * OBJECT,
+            4096,
+            Some(&pattern(i, 4096)),
+        ));
     };
     w.holds = even;
     write(&mut w, 0);
@@ -219,7 +239,10 @@ fn g5_writes_that_go_on_neither_hold_a_snapshot_of_write_through_up_nor_reach_th
         w.holds = if i % 2 == 1 { odd } else { even };
         write(&mut w, i);
         let taken = w.snapshots.get(&control);
-        assert!(taken.is_none_or(|taken| *taken == w.images[0] && *taken != image), "a write was on its way");
+        assert!(
+            taken.is_none_or(|taken| *taken == w.images[0] && *taken != image),
+            "a write was on its way"
+        );
     }
     assert!(w.snapshots[&control][..4096] == pattern(0, 4096), "what was there before is in it");
     w.holds = |_| false;
@@ -249,7 +272,8 @@ fn a_snapshot_of_write_through_has_what_write_back_has_left_behind() {
     w.backend_result = Err(IoError::Errno(5));
     w.write(0, 0, &pattern(1, 64 * KIB));
     w.pass(2 * SECOND);
-    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteThrough, c)).expect("write-through");
+    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteThrough, c))
+        .expect("write-through");
     // The drain pauses after an error.
     w.backend_result = Ok(());
     w.control(|e, now, c| e.snapshot(now, VolumeId(0), c)).expect("a snapshot");
@@ -338,7 +362,8 @@ fn a_snapshot_that_the_backend_is_taking_when_the_cache_device_dies_is_answered_
 }
 
 #[test]
-fn g8_a_snapshot_of_a_volume_that_is_written_all_the_time_does_not_wait_for_a_backlog_without_end() {
+fn g8_a_snapshot_of_a_volume_that_is_written_all_the_time_does_not_wait_for_a_backlog_without_end()
+{
     const HALF: u64 = 68 * MIB;
     let volume = VolumeSpec { dirty_bytes_max: 150 * MIB, ..grouped("a", 2 * HALF) };
     let mut w = World::with_segments(256 * MIB, MIB as u32, &[volume]);

@@ -5,7 +5,8 @@ use tidepool_engine::api::*;
 
 const BLOCK: usize = BLOCK_BYTES;
 
-/// Whether a request is answered behind a sync that was begun, or a stable write that was sent, after it.
+/// Whether a request is answered behind a sync that was begun, or a stable write that was sent,
+/// after it.
 fn waits_for_stable_media(w: &mut World, op: Op, offset: u64, data: &[u8]) -> bool {
     w.run();
     let before = w.device_syncs;
@@ -20,7 +21,8 @@ fn waits_for_stable_media(w: &mut World, op: Op, offset: u64, data: &[u8]) -> bo
 }
 
 #[test]
-fn g3_until_the_first_flush_every_write_waits_for_stable_media_and_afterwards_only_those_that_ask() {
+fn g3_until_the_first_flush_every_write_waits_for_stable_media_and_afterwards_only_those_that_ask()
+{
     let (whole, part) = (pattern(1, BLOCK), pattern(2, 512));
     let mut w = World::new(64 << 20, &[spec("a", 16 * MIB, Mode::WriteBack)]);
     // The drain has syncs of its own.
@@ -62,7 +64,8 @@ fn g3_a_flush_covers_what_is_on_its_way_to_the_device_when_others_wait_as_well()
     let data = pattern(3, 256 << 10);
     let ids: Vec<RequestId> = (0..16)
         .flat_map(|i| {
-            let write = w.submit(0, Op::Write { fua: i % 3 == 0 }, i * MIB, 256 << 10, Some(&data)).0;
+            let write =
+                w.submit(0, Op::Write { fua: i % 3 == 0 }, i * MIB, 256 << 10, Some(&data)).0;
             [write, w.submit(0, Op::Flush, 0, 0, None).0]
         })
         .collect();
@@ -75,7 +78,8 @@ fn g3_a_flush_covers_what_is_on_its_way_to_the_device_when_others_wait_as_well()
 #[test]
 fn a_summary_is_not_written_while_records_of_its_segment_are_on_their_way() {
     const SEGMENT: u64 = 256 << 10;
-    let mut w = World::with_segments(64 * MIB, SEGMENT as u32, &[spec("a", 32 * MIB, Mode::WriteBack)]);
+    let mut w =
+        World::with_segments(64 * MIB, SEGMENT as u32, &[spec("a", 32 * MIB, Mode::WriteBack)]);
     w.flush(0);
     let (mut both, mut first) = (0, None);
     for i in 0..60 {
@@ -86,13 +90,19 @@ fn a_summary_is_not_written_while_records_of_its_segment_are_on_their_way() {
             w.run();
         }
         let held = w.held_device_writes();
-        let begins = |magic: &'static [u8; 4]| held.iter().filter(move |(_, bytes)| bytes.starts_with(magic));
+        let begins = |magic: &'static [u8; 4]| {
+            held.iter().filter(move |(_, bytes)| bytes.starts_with(magic))
+        };
         first = first.or(begins(b"TPSG").map(|(offset, _)| offset % SEGMENT).next());
-        let segment =
-            |offset: u64| (offset - first.expect("a segment begins with the first write")) / SEGMENT;
+        let segment = |offset: u64| {
+            (offset - first.expect("a segment begins with the first write")) / SEGMENT
+        };
         let records = || begins(b"TPSG").chain(begins(b"TPRC")).map(|(offset, _)| segment(*offset));
         for (summary, _) in begins(b"TPSU") {
-            assert!(records().all(|s| s != segment(*summary)), "{i}: it names what may never be there");
+            assert!(
+                records().all(|s| s != segment(*summary)),
+                "{i}: it names what may never be there"
+            );
         }
         // The end of one segment and the beginning of the next.
         both += usize::from(records().min() != records().max());

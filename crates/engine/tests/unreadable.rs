@@ -13,8 +13,8 @@ const WRITES: u64 = 20;
 const WRITE_BYTES: usize = 16 << 10;
 const STRIDE: u64 = 64 << 10;
 
-/// A cache with writes that are on stable media, of which no checkpoint knows: each before the next one was sent, or all of them by
-/// one flush.
+/// A cache with writes that are on stable media, of which no checkpoint knows: each before the next
+/// one was sent, or all of them by one flush.
 fn flushed(by_one: bool) -> World {
     let mut w = World::new(64 * MIB, &[spec("a", 8 * MIB, Mode::WriteBack)]);
     w.backend_stopped = true;
@@ -46,8 +46,8 @@ fn missing(device: &mut dyn Device) -> Option<u64> {
     (0..WRITES).find(|n| found[(n * STRIDE) as usize..][..WRITE_BYTES] != pattern(*n, WRITE_BYTES))
 }
 
-/// Opens the cache on a device, which must be unchanged when that fails; then finds everything, or is told that it is not there. Returns why
-/// it was not opened.
+/// Opens the cache on a device, which must be unchanged when that fails; then finds everything, or
+/// is told that it is not there. Returns why it was not opened.
 fn open(device: &mut Overlay<'_>, what: &str) -> Option<OpenError> {
     let refused = Engine::open(device, EngineConfig::small(), 0).err();
     if refused.is_some() {
@@ -75,7 +75,8 @@ fn g3_reads_that_fail_from_one_on_while_the_cache_is_opened_hide_nothing_that_wa
     }
 }
 
-/// Opens the cache without each of the blocks in its segments; returns how often that was done, and how often refused.
+/// Opens the cache without each of the blocks in its segments; returns how often that was done, and
+/// how often refused.
 fn without_each_block(mut w: World) -> (u64, u64) {
     let (mut opened, mut refused) = (0, 0);
     let geometry = *Contents::open(&mut w.device).expect("a cache").geometry();
@@ -107,5 +108,8 @@ fn g3_a_block_that_cannot_be_read_while_the_cache_is_opened_hides_nothing_that_w
 #[test]
 fn g3_a_block_that_cannot_be_read_hides_nothing_that_the_last_flush_alone_has_covered() {
     let (opened, refused) = without_each_block(flushed(true));
-    assert!(refused > opened, "any of it may be a torn tail: {opened} are opened and {refused} refused");
+    assert!(
+        refused > opened,
+        "any of it may be a torn tail: {opened} are opened and {refused} refused"
+    );
 }

@@ -1,4 +1,5 @@
-//! A removal that compares: whatever is cached is compared, wherever it stands, and the answer names the place.
+//! A removal that compares: whatever is cached is compared, wherever it stands, and the answer
+//! names the place.
 
 use crate::common::*;
 use tidepool_engine::api::*;
@@ -6,9 +7,15 @@ use tidepool_engine::api::*;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 const SECOND: Nanos = 1_000_000_000;
 
-/// Where something is cached: several objects, stretches longer than what is read at once, the end in the middle of a block.
-const STRETCHES: [(u64, u64); 5] =
-    [(0, 4096), (2 * MIB, 3 * MIB), (12 * MIB - 4096, 8192), (15 * MIB, 256 << 10), (16 * MIB - 8192, 8704)];
+/// Where something is cached: several objects, stretches longer than what is read at once, the end
+/// in the middle of a block.
+const STRETCHES: [(u64, u64); 5] = [
+    (0, 4096),
+    (2 * MIB, 3 * MIB),
+    (12 * MIB - 4096, 8192),
+    (15 * MIB, 256 << 10),
+    (16 * MIB - 8192, 8704),
+];
 
 fn world() -> World {
     let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB + 512, Mode::WriteBack)]);
@@ -69,8 +76,10 @@ fn a_comparison_that_cannot_be_made_leaves_the_volume_as_it_was() {
 
 #[test]
 fn a_comparison_misses_no_cached_block_when_reclaim_makes_room_meanwhile() {
-    let mut w =
-        World::new(64 * MIB, &[spec("a", 192 * MIB, Mode::WriteBack), spec("b", 16 * MIB, Mode::WriteBack)]);
+    let mut w = World::new(
+        64 * MIB,
+        &[spec("a", 192 * MIB, Mode::WriteBack), spec("b", 16 * MIB, Mode::WriteBack)],
+    );
     // One object, in newcomers' segments, read in this order.
     for at in (0..4 * MIB).step_by(64 << 10) {
         w.read(1, at, 64 << 10);

@@ -42,7 +42,11 @@ fn what_comes_back_soon_after_it_was_dropped_is_kept_for_longer_than_a_stranger(
     read_once(&mut w, 128 * MIB, 96 * MIB);
     w.pass(SECOND);
     assert!(cached(&w, 0, 4 * MIB) > 400, "{} of what came back", cached(&w, 0, 4 * MIB));
-    assert!(cached(&w, 100 * MIB, 4 * MIB) < 100, "{} of the stranger", cached(&w, 100 * MIB, 4 * MIB));
+    assert!(
+        cached(&w, 100 * MIB, 4 * MIB) < 100,
+        "{} of the stranger",
+        cached(&w, 100 * MIB, 4 * MIB)
+    );
 }
 
 #[test]
@@ -94,7 +98,9 @@ fn what_is_wanted_again_stays_while_it_is_written_again() {
     let mut round = |w: &mut World| {
         let before = w.status(0).count.miss_blocks;
         for request in 0..40_000 {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             let at = (random >> 33) % (SET_BYTES / BLOCK_BYTES as u64) * BLOCK_BYTES as u64;
             if request % 5 == 0 {
                 w.write(0, at, &block);
@@ -112,7 +118,8 @@ fn what_is_wanted_again_stays_while_it_is_written_again() {
     assert!(misses[3] < 64, "{misses:?}");
 }
 
-/// Blocks of two volumes are wanted in turn, so that each would need a record of its own where they are moved.
+/// Blocks of two volumes are wanted in turn, so that each would need a record of its own where they
+/// are moved.
 #[test]
 fn what_is_packed_once_is_not_packed_again() {
     const SET_BYTES: u64 = 24 * MIB;
@@ -127,7 +134,10 @@ fn what_is_packed_once_is_not_packed_again() {
     let moved = w.engine.device_status().moved_blocks;
     println!("{moved} blocks moved");
     let wanted = 2 * SET_BYTES / BLOCK_BYTES as u64;
-    assert!((wanted / 2..wanted * 4).contains(&moved), "{moved} blocks moved of {wanted} that are wanted");
+    assert!(
+        (wanted / 2..wanted * 4).contains(&moved),
+        "{moved} blocks moved of {wanted} that are wanted"
+    );
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Brings a throw-away cluster up, prints the path of its ceph.conf, and takes it down at the end of its input.
+//! Brings a throw-away cluster up, prints the path of its ceph.conf, and takes it down at the end
+//! of its input.
 //!
 //! Arguments: the number of OSDs, and any of `cephx`, `replicas=N`, `servers=N`, `delay-us=N`.
 
@@ -10,7 +11,8 @@ use tidepool_lab::{Cluster, ClusterOptions};
 
 fn main() {
     let osds = std::env::args().nth(1).and_then(|word| word.parse().ok()).unwrap_or(1);
-    let number = |name: &str| std::env::args().find_map(|word| word.strip_prefix(name)?.parse::<u32>().ok());
+    let number =
+        |name: &str| std::env::args().find_map(|word| word.strip_prefix(name)?.parse::<u32>().ok());
     let options = ClusterOptions {
         cephx: std::env::args().any(|word| word == "cephx"),
         replicas: number("replicas=").unwrap_or(1),

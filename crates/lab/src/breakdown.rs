@@ -159,7 +159,13 @@ pub struct Bottleneck {
 
 impl std::fmt::Display for Bottleneck {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} ({:.0} % of a {}'s time)", self.part.title(), self.share * 100.0, self.side.title())
+        write!(
+            f,
+            "{} ({:.0} % of a {}'s time)",
+            self.part.title(),
+            self.share * 100.0,
+            self.side.title()
+        )
     }
 }
 
@@ -211,8 +217,9 @@ impl Breakdown {
     pub fn bottleneck(&self) -> Option<Bottleneck> {
         let sides = [(Side::Read, &self.reads), (Side::Write, &self.writes)];
         let sides = sides.into_iter().filter_map(|(side, hops)| Some((side, hops.as_ref()?)));
-        let (side, hops) = sides
-            .max_by(|(_, one), (_, two)| (one.mean_us * one.iops).total_cmp(&(two.mean_us * two.iops)))?;
+        let (side, hops) = sides.max_by(|(_, one), (_, two)| {
+            (one.mean_us * one.iops).total_cmp(&(two.mean_us * two.iops))
+        })?;
         hops.bottleneck(side)
     }
 }

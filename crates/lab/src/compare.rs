@@ -117,7 +117,8 @@ fn cells(results: &Results) -> Vec<&Cell> {
     // Runs are in random order; readers know the order of the suite.
     let at = |cell: &Cell| {
         let placement = results.suite.placements.iter().position(|name| *name == cell.placement);
-        let workload = results.suite.workloads.iter().position(|workload| workload.name == cell.workload);
+        let workload =
+            results.suite.workloads.iter().position(|workload| workload.name == cell.workload);
         (workload.unwrap_or(usize::MAX), placement.unwrap_or(usize::MAX))
     };
     cells.sort_by(|one, two| at(one).cmp(&at(two)).then_with(|| one.cmp(two)));
@@ -167,8 +168,12 @@ impl fmt::Display for Agreement {
                 words::count(*cells, "cell"),
                 words::factor(*resolved_factor)
             ),
-            Agreement::Different { cells } => write!(f, "different, in {}", words::count(*cells, "cell")),
-            Agreement::Unknown => write!(f, "not comparable: no cell was measured on two clusters in both"),
+            Agreement::Different { cells } => {
+                write!(f, "different, in {}", words::count(*cells, "cell"))
+            }
+            Agreement::Unknown => {
+                write!(f, "not comparable: no cell was measured on two clusters in both")
+            }
         }
     }
 }
@@ -200,7 +205,11 @@ fn differences(first: &Results, second: &Results) -> Vec<String> {
     let short = |hash: &str| hash.chars().take(12).collect::<String>();
     let hashes = [&first.suite_sha256, &second.suite_sha256].map(|hash| short(hash));
     let [one, two] = &hashes;
-    differ("suite", &format!("{} {one}", first.suite.name), &format!("{} {two}", second.suite.name));
+    differ(
+        "suite",
+        &format!("{} {one}", first.suite.name),
+        &format!("{} {two}", second.suite.name),
+    );
     differ("form", form(first), form(second));
     for (what, [one, two]) in grounds(&first.suite, &second.suite) {
         differ(what, &one, &two);
@@ -214,7 +223,11 @@ fn differences(first: &Results, second: &Results) -> Vec<String> {
         }
     }
     let [one, two] = [&first.machine, &second.machine];
-    differ("processor", &format!("{} × {}", one.cpus, one.cpu), &format!("{} × {}", two.cpus, two.cpu));
+    differ(
+        "processor",
+        &format!("{} × {}", one.cpus, one.cpu),
+        &format!("{} × {}", two.cpus, two.cpu),
+    );
     differ("memory in bytes", &one.memory_bytes.to_string(), &two.memory_bytes.to_string());
     differ("kernel", &one.kernel, &two.kernel);
     differ("system", &one.system, &two.system);
@@ -227,7 +240,8 @@ fn differences(first: &Results, second: &Results) -> Vec<String> {
 }
 
 fn classes(results: &Results) -> String {
-    let names: BTreeSet<&str> = results.devices.iter().map(|device| device.spec.name.as_str()).collect();
+    let names: BTreeSet<&str> =
+        results.devices.iter().map(|device| device.spec.name.as_str()).collect();
     names.into_iter().collect::<Vec<&str>>().join(", ")
 }
 
@@ -239,17 +253,23 @@ fn testbeds(results: &Results, of: fn(&crate::results::Testbed) -> &String) -> S
 /// Quantities of the suites' clusters and the lengths of runs: each with its name and its two
 /// values.
 fn grounds(first: &Suite, second: &Suite) -> Vec<(&'static str, [String; 2])> {
-    let of = |what: &'static str, value: fn(&Suite) -> String| (what, [value(first), value(second)]);
+    let of =
+        |what: &'static str, value: fn(&Suite) -> String| (what, [value(first), value(second)]);
     vec![
         of("class of the disks", |suite| suite.ground.disk.clone()),
         of("bytes of a disk", |suite| suite.ground.disk_bytes.to_string()),
         of("class of the SSD", |suite| suite.ground.ssd.clone()),
         of("bytes of the SSD", |suite| suite.ground.ssd_bytes.to_string()),
         of("copies of each object", |suite| suite.ground.replicas.to_string()),
-        of("neighbours of the clients", |suite| suite.ground.neighbours.unwrap_or_default().to_string()),
+        of("neighbours of the clients", |suite| {
+            suite.ground.neighbours.unwrap_or_default().to_string()
+        }),
         of("devices slowed by", |suite| suite.ground.slowed_by.to_string()),
         of("and where it decides by", |suite| {
-            suite.ground.second_slowed_by.map_or_else(|| "nothing else".into(), |factor| factor.to_string())
+            suite
+                .ground
+                .second_slowed_by
+                .map_or_else(|| "nothing else".into(), |factor| factor.to_string())
         }),
         of("delay in µs", |suite| suite.ground.delay_us.to_string()),
         of("bytes of an image", |suite| suite.ground.image_bytes.to_string()),
@@ -313,7 +333,10 @@ mod tests {
             );
         }
         assert_eq!(found.left_out, ["4k-80-20 is not the same workload in both"]);
-        assert!(!found.cells.is_empty() && found.cells.iter().all(|row| row.cell.workload != "4k-80-20"));
+        assert!(
+            !found.cells.is_empty()
+                && found.cells.iter().all(|row| row.cell.workload != "4k-80-20")
+        );
     }
 
     #[test]
@@ -331,20 +354,30 @@ mod tests {
         }
         let found = compare(&first, &second);
         assert_eq!(found.releases, None, "one release, in two versions");
-        assert!(found.differences.iter().any(|text| text.starts_with("Ceph: ")), "{:?}", found.differences);
+        assert!(
+            found.differences.iter().any(|text| text.starts_with("Ceph: ")),
+            "{:?}",
+            found.differences
+        );
     }
 
     #[test]
     fn a_document_is_the_same_as_itself() {
         let results = synthetic::which_side();
         let found = compare(&results, &results);
-        let differs = |row: &&Row| row.iops.finding == Finding::More || row.iops.finding == Finding::Less;
+        let differs =
+            |row: &&Row| row.iops.finding == Finding::More || row.iops.finding == Finding::Less;
         assert!(found.left_out.is_empty() && found.cells.iter().filter(differs).count() == 0);
         assert!(matches!(found.agreement, Agreement::Equal { .. }));
         assert_eq!(
             found.cells.len(),
             results.suite.cells().len()
-                - results.suite.cells().iter().filter(|c| c.placement == synthetic::NOT_RUN).count()
+                - results
+                    .suite
+                    .cells()
+                    .iter()
+                    .filter(|c| c.placement == synthetic::NOT_RUN)
+                    .count()
         );
     }
 
@@ -360,13 +393,16 @@ mod tests {
             for repeat in 1..=results.suite.repeats {
                 for factor in [None, results.suite.ground.second_slowed_by] {
                     let cluster = normal.next(between);
-                    let of = |cell: &&Cell| cell.placement == *placement && cell.slowed_by == factor;
+                    let of =
+                        |cell: &&Cell| cell.placement == *placement && cell.slowed_by == factor;
                     for cell in cells.iter().filter(of) {
                         let speed = if placement == faster.0 { 100.0 * faster.1 } else { 100.0 };
                         let iops = speed * (cluster + normal.next(within)).exp();
-                        let mut run = synthetic::run(placement, &cell.workload, cell.depth, repeat, iops);
+                        let mut run =
+                            synthetic::run(placement, &cell.workload, cell.depth, repeat, iops);
                         run.cell = cell.clone();
-                        run.testbed = repeat + 100 * at as u32 + 10_000 * u32::from(factor.is_some());
+                        run.testbed =
+                            repeat + 100 * at as u32 + 10_000 * u32::from(factor.is_some());
                         results.runs.push(synthetic::bare(run));
                     }
                 }
@@ -384,7 +420,9 @@ mod tests {
             let found = compare(&first, &second);
             let by_name = |row: &&Row| row.cell.placement == "host-tidepool";
             if times > 1.0 {
-                assert!(found.cells.iter().filter(by_name).all(|row| row.iops.finding != Finding::Less));
+                assert!(
+                    found.cells.iter().filter(by_name).all(|row| row.iops.finding != Finding::Less)
+                );
             }
             matches!(found.agreement, Agreement::Equal { .. })
         };

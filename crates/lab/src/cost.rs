@@ -157,13 +157,19 @@ mod tests {
             Prices::new(&results, &given)
         };
         let both = prices(&["120", "ssd-sata-consumer=49.5"]).expect("two classes");
-        assert_eq!((both.of("ssd-sata-plp"), both.of("ssd-sata-consumer")), (Some(120.0), Some(49.5)));
+        assert_eq!(
+            (both.of("ssd-sata-plp"), both.of("ssd-sata-consumer")),
+            (Some(120.0), Some(49.5))
+        );
         assert!(prices(&[]).expect("none").is_empty());
         let unknown = prices(&["nvme=3"]).expect_err("no such class");
         assert_eq!(
             unknown,
             "no placement stands on an SSD nvme; there are ssd-sata-consumer and ssd-sata-plp"
         );
-        assert_eq!(prices(&["1", "ssd-sata-plp=2"]).expect_err("twice"), "ssd-sata-plp has two prices");
+        assert_eq!(
+            prices(&["1", "ssd-sata-plp=2"]).expect_err("twice"),
+            "ssd-sata-plp has two prices"
+        );
     }
 }

@@ -85,7 +85,8 @@ pub fn write(out: &Path, text: &str) -> io::Result<()> {
 /// events.
 pub fn read(path: &Path) -> Result<Results, DocumentError> {
     let name = path.display().to_string();
-    let text = std::fs::read(path).map_err(|source| DocumentError::Read { path: name.clone(), source })?;
+    let text =
+        std::fs::read(path).map_err(|source| DocumentError::Read { path: name.clone(), source })?;
     parse(&name, &text)
 }
 
@@ -189,7 +190,8 @@ mod tests {
         let text = include_str!("../../../docs/lab-sample.json");
         let results = parse("lab-sample.json", text.as_bytes()).expect("results");
         let again = serde_json::to_string(&results).expect("plain data");
-        let ((shape, numbers), (again, numbers_again)) = (shape_and_numbers(text), shape_and_numbers(&again));
+        let ((shape, numbers), (again, numbers_again)) =
+            (shape_and_numbers(text), shape_and_numbers(&again));
         let differ = shape.bytes().zip(again.bytes()).position(|(one, two)| one != two);
         let at = differ.unwrap_or(shape.len().min(again.len())).saturating_sub(80);
         assert!(
@@ -199,21 +201,26 @@ mod tests {
         );
         // The last digit of a number may differ.
         let close = |(one, two): (&f64, &f64)| (one - two).abs() <= one.abs() * 1e-15;
-        assert!(numbers.iter().zip(&numbers_again).all(close) && numbers.len() == numbers_again.len());
+        assert!(
+            numbers.iter().zip(&numbers_again).all(close) && numbers.len() == numbers_again.len()
+        );
     }
 
     #[test]
     fn what_became_of_the_cluster_stands_among_the_other_fields_of_its_event() {
         let results = synthetic::events();
         let text = serde_json::to_string(&results).expect("plain data");
-        assert!(text.contains(r#""osds_ended":[0],"osds_down":1,"recovery":{"left_clean_s":3.0,"#), "{text}");
+        assert!(
+            text.contains(r#""osds_ended":[0],"osds_down":1,"recovery":{"left_clean_s":3.0,"#),
+            "{text}"
+        );
         assert!(parse("r.json", text.as_bytes()).expect("results") == results);
     }
 
     #[test]
     fn what_holds_no_results_is_told_in_one_line() {
-        let good =
-            serde_json::to_value(synthetic::results(&[("host-tidepool", &[1.0])])).expect("plain data");
+        let good = serde_json::to_value(synthetic::results(&[("host-tidepool", &[1.0])]))
+            .expect("plain data");
         let with = |name: &str, value: serde_json::Value| {
             let mut changed = good.clone();
             changed[name] = value;

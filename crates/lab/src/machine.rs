@@ -48,7 +48,10 @@ pub fn commit_here() -> String {
 fn look_up(path: &str, key: &str) -> String {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let value = text.lines().find_map(|line| line.strip_prefix(key));
-    value.unwrap_or("unknown").trim_matches(|c: char| c.is_whitespace() || ":=\"".contains(c)).to_string()
+    value
+        .unwrap_or("unknown")
+        .trim_matches(|c: char| c.is_whitespace() || ":=\"".contains(c))
+        .to_string()
 }
 
 /// The time in UTC (RFC 3339).
@@ -63,7 +66,12 @@ pub fn look(directory: &Path, programs: &[&str], commit: String) -> Machine {
     Machine {
         cpu: look_up("/proc/cpuinfo", "model name"),
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
-        memory_bytes: memory.split(' ').next().and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) * 1024,
+        memory_bytes: memory
+            .split(' ')
+            .next()
+            .and_then(|text| text.parse::<u64>().ok())
+            .unwrap_or(0)
+            * 1024,
         kernel: ask("uname", &["-sr"]),
         system: look_up("/etc/os-release", "PRETTY_NAME"),
         filesystem: ask("findmnt", &["-n", "-o", "FSTYPE", "-T", &directory.to_string_lossy()]),

@@ -76,8 +76,10 @@ pub(crate) fn unmount_below(directory: &Path) {
 /// A path has a zero byte.
 pub(crate) fn instead(command: &mut Command, pairs: &[(PathBuf, PathBuf)]) -> io::Result<()> {
     let text = |path: &Path| CString::new(path.as_os_str().as_bytes());
-    let pairs =
-        pairs.iter().map(|(from, to)| Ok((text(from)?, text(to)?))).collect::<io::Result<Vec<_>>>()?;
+    let pairs = pairs
+        .iter()
+        .map(|(from, to)| Ok((text(from)?, text(to)?)))
+        .collect::<io::Result<Vec<_>>>()?;
     // SAFETY: between fork and exec only async-signal-safe system calls are made, and nothing is
     // allocated. The calls do not unshare the table of file descriptors.
     unsafe {
@@ -100,7 +102,8 @@ fn mount(line: &[u8]) -> Option<Mount> {
     let mut at = 0;
     while at < field.len() {
         let octal = field.get(at + 1..at + 4).filter(|_| field[at] == b'\\');
-        let octal = octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        let octal =
+            octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
         path.push(octal.unwrap_or(field[at]));
         at += if octal.is_some() { 4 } else { 1 };
     }
@@ -132,10 +135,13 @@ mod tests {
 
     #[test]
     fn a_path_with_a_space_is_one_path() {
-        let line = br"98 30 0:47 / /var/tmp/a\040b/device rw,nosuid - fuse.tidepool tidepool-lab rw";
+        let line =
+            br"98 30 0:47 / /var/tmp/a\040b/device rw,nosuid - fuse.tidepool tidepool-lab rw";
         let found = mount(line).expect("a mount");
         assert_eq!((found.point, found.is_fuse), (PathBuf::from("/var/tmp/a b/device"), true));
-        assert!(!mount(b"98 30 7:0 / /mnt rw shared:1 - ext4 /dev/fuse rw").expect("a mount").is_fuse);
+        assert!(
+            !mount(b"98 30 7:0 / /mnt rw shared:1 - ext4 /dev/fuse rw").expect("a mount").is_fuse
+        );
         assert!(mount(b"").is_none() && mount(b"98 30 7:0 / /mnt rw").is_none());
     }
 }

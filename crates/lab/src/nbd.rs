@@ -85,13 +85,21 @@ impl Command {
 ///
 /// # Errors
 /// When the server has no such export, breaks the protocol, or ends the connection.
-pub fn negotiate(input: &mut impl Read, output: &mut impl Write, export: &str) -> Result<Export, NbdError> {
+pub fn negotiate(
+    input: &mut impl Read,
+    output: &mut impl Write,
+    export: &str,
+) -> Result<Export, NbdError> {
     if read_u64(input)? != INIT_MAGIC || read_u64(input)? != OPTION_MAGIC {
-        return Err(NbdError::Protocol("the server does not greet as a newstyle NBD server".into()));
+        return Err(NbdError::Protocol(
+            "the server does not greet as a newstyle NBD server".into(),
+        ));
     }
     let server_flags = u16::from_be_bytes(array(input)?);
     if server_flags & 0b11 != 0b11 {
-        return Err(NbdError::Protocol(format!("the server's handshake flags are {server_flags:#x}")));
+        return Err(NbdError::Protocol(format!(
+            "the server's handshake flags are {server_flags:#x}"
+        )));
     }
     let name = export.as_bytes();
     let mut go = Vec::new();
@@ -171,7 +179,9 @@ mod tests {
         said.extend(INIT_MAGIC.to_be_bytes());
         said.extend(OPTION_MAGIC.to_be_bytes());
         said.extend(3u16.to_be_bytes());
-        for (kind, body) in [(REPLY_INFO, &[0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 5][..]), (REPLY_ACK, &[])] {
+        for (kind, body) in
+            [(REPLY_INFO, &[0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 5][..]), (REPLY_ACK, &[])]
+        {
             said.extend(OPTION_REPLY_MAGIC.to_be_bytes());
             said.extend(OPTION_GO.to_be_bytes());
             said.extend(kind.to_be_bytes());
@@ -188,8 +198,14 @@ mod tests {
         assert_eq!(export, Export { size_bytes: 1 << 20, flags: 5 });
         assert!(sent.windows(3).any(|name| name == b"vm1"));
         let cut = &greeting()[..40];
-        assert!(matches!(negotiate(&mut &cut[..], &mut Vec::new(), "vm1"), Err(NbdError::Disconnected(_))));
-        assert!(matches!(negotiate(&mut &[0; 64][..], &mut Vec::new(), "vm1"), Err(NbdError::Protocol(_))));
+        assert!(matches!(
+            negotiate(&mut &cut[..], &mut Vec::new(), "vm1"),
+            Err(NbdError::Disconnected(_))
+        ));
+        assert!(matches!(
+            negotiate(&mut &[0; 64][..], &mut Vec::new(), "vm1"),
+            Err(NbdError::Protocol(_))
+        ));
         let mut answer = SIMPLE_REPLY_MAGIC.to_be_bytes().to_vec();
         answer.extend(5u32.to_be_bytes());
         answer.extend(9u64.to_be_bytes());

@@ -147,7 +147,8 @@ impl Node {
         }
         let holder = Process::spawn(command).map_err(NetworkError::Namespace)?;
         // The child has called exec by now, so it is in its namespace.
-        let file = File::open(format!("/proc/{}/ns/net", holder.id())).map_err(NetworkError::Namespace)?;
+        let file =
+            File::open(format!("/proc/{}/ns/net", holder.id())).map_err(NetworkError::Namespace)?;
         let address = Ipv4Addr::new(SUBNET[0], SUBNET[1], SUBNET[2], host);
         Ok(Node {
             name,
@@ -259,7 +260,8 @@ impl Network {
         if !(1..=SERVERS_MAX).contains(&servers) {
             return Err(NetworkError::Servers(servers));
         }
-        let mut nodes = vec![Node::new("client".into(), CLIENT)?, Node::new("mon".into(), MONITOR)?];
+        let mut nodes =
+            vec![Node::new("client".into(), CLIENT)?, Node::new("mon".into(), MONITOR)?];
         for number in 0..servers as u8 {
             nodes.push(Node::new(format!("node{number}"), SERVER + number)?);
         }
@@ -272,7 +274,9 @@ impl Network {
         };
         for node in &nodes {
             let address = node.address;
-            node.ip(&format!("link set lo up\naddress add {address}/24 dev {LINK}\nlink set {LINK} up\n"))?;
+            node.ip(&format!(
+                "link set lo up\naddress add {address}/24 dev {LINK}\nlink set {LINK} up\n"
+            ))?;
         }
         Ok(Network { delay, bridge, switch, nodes, servers: servers as usize })
     }
@@ -280,12 +284,16 @@ impl Network {
     /// A description of the network, for a report.
     pub fn describe(&self) -> String {
         let hosts = if self.peer().is_some() { "a client, its peer" } else { "a client" };
-        let nodes =
-            format!("{hosts}, a monitor and {} servers in namespaces of one machine", self.servers().len());
+        let nodes = format!(
+            "{hosts}, a monitor and {} servers in namespaces of one machine",
+            self.servers().len()
+        );
         match self.delay.map(|delay| delay.as_micros()) {
             None => format!("{nodes}, with no delay between them but the machine's own"),
             Some(us) => {
-                format!("{nodes}; each packet is {us} µs on its way from one to another, and never less")
+                format!(
+                    "{nodes}; each packet is {us} µs on its way from one to another, and never less"
+                )
             }
         }
     }
@@ -430,8 +438,11 @@ mod tests {
     fn within<T: Send>(node: &Node, what: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                move_into_link_name_space(node.namespace.0.as_fd(), Some(LinkNameSpaceType::Network))
-                    .expect("the way in");
+                move_into_link_name_space(
+                    node.namespace.0.as_fd(),
+                    Some(LinkNameSpaceType::Network),
+                )
+                .expect("the way in");
                 what()
             });
             thread.join().expect("a thread")
@@ -443,8 +454,9 @@ mod tests {
     fn echo(network: &Network, bytes: &[u8]) -> Duration {
         let server = &network.servers()[1];
         let listener = within(server, || TcpListener::bind((server.address(), 7)).expect("a port"));
-        let mut stream =
-            within(network.client(), || TcpStream::connect((server.address(), 7)).expect("a connection"));
+        let mut stream = within(network.client(), || {
+            TcpStream::connect((server.address(), 7)).expect("a connection")
+        });
         let (mut other, peer) = listener.accept().expect("a connection");
         assert_eq!(peer.ip(), network.client().address());
         let start = Instant::now();
@@ -455,7 +467,9 @@ mod tests {
         stream.read_exact(&mut first).expect("received");
         let took = start.elapsed();
         std::thread::scope(|scope| {
-            scope.spawn(|| io::copy(&mut (&other).take(bytes.len() as u64), &mut &other).expect("copied"));
+            scope.spawn(|| {
+                io::copy(&mut (&other).take(bytes.len() as u64), &mut &other).expect("copied")
+            });
             scope.spawn(|| (&stream).write_all(bytes).expect("sent"));
             let mut back = vec![0; bytes.len()];
             (&stream).read_exact(&mut back).expect("received");
@@ -483,7 +497,10 @@ mod tests {
             assert!(echo(&network, &bytes) >= delay.unwrap_or_default() * 2);
             let ids: Vec<u32> = network.nodes().iter().map(Node::id).collect();
             let interfaces = std::fs::read_to_string("/proc/net/dev").expect("interfaces");
-            assert!(!interfaces.contains("node0") && !interfaces.contains("bridge"), "{interfaces}");
+            assert!(
+                !interfaces.contains("node0") && !interfaces.contains("bridge"),
+                "{interfaces}"
+            );
             drop(network);
             assert!(ids.iter().all(|id| !std::path::Path::new(&format!("/proc/{id}")).exists()));
         }
@@ -560,7 +577,11 @@ mod tests {
             return;
         }
         let told = |delay| Network::up(2, false, delay).expect("a network").describe();
-        assert!(told(None).contains("2 servers") && told(None).contains("no delay"), "{}", told(None));
+        assert!(
+            told(None).contains("2 servers") && told(None).contains("no delay"),
+            "{}",
+            told(None)
+        );
         assert!(told(Some(Duration::from_micros(250))).contains("250 µs"));
     }
 }

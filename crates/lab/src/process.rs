@@ -49,7 +49,9 @@ pub fn spawn(command: Command) -> io::Result<Child> {
 /// The path of `program` on the PATH; `None` if it is not found.
 pub fn find(program: &str) -> Option<std::path::PathBuf> {
     let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|directory| directory.join(program)).find(|found| found.is_file())
+    std::env::split_paths(&path)
+        .map(|directory| directory.join(program))
+        .find(|found| found.is_file())
 }
 
 /// Checks that `program` is found on the PATH.
@@ -108,7 +110,8 @@ impl Process {
     /// Sends `signal`. A child that has ended but has not been waited for still owns its id, so the
     /// signal never reaches another process.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
-        let pid = Pid::from_raw(self.child.id().cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
+        let pid =
+            Pid::from_raw(self.child.id().cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
         Ok(rustix::process::kill_process(pid, signal)?)
     }
 
@@ -116,7 +119,8 @@ impl Process {
     /// effect only some time after it was sent.
     pub fn stop(&self) -> io::Result<()> {
         self.signal(Signal::STOP)?;
-        let pid = Pid::from_raw(self.child.id().cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
+        let pid =
+            Pid::from_raw(self.child.id().cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
         let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         rustix::process::waitid(WaitId::Pid(pid), options)?;
         Ok(())
@@ -125,7 +129,8 @@ impl Process {
     /// How the child has ended, in words; `None` while it runs. The child can still be waited for
     /// afterwards.
     pub fn ended(&self) -> io::Result<Option<String>> {
-        let pid = Pid::from_raw(self.child.id().cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
+        let pid =
+            Pid::from_raw(self.child.id().cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let ended = rustix::process::waitid(WaitId::Pid(pid), options)?;
         Ok(ended.map(|status| match (status.terminating_signal(), status.exit_status()) {
@@ -208,7 +213,8 @@ mod tests {
         command.arg("60");
         let process = Process::spawn(command).expect("sleep starts");
         let state = || {
-            let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.id())).expect("it runs");
+            let stat =
+                std::fs::read_to_string(format!("/proc/{}/stat", process.id())).expect("it runs");
             stat.rsplit(") ").next().and_then(|rest| rest.chars().next())
         };
         for _ in 0..3 {

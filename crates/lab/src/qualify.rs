@@ -160,7 +160,8 @@ pub fn qualify(
     if options.long_s > 0 {
         progress(&format!("4K writes, dsync, 1 writer: {} s", options.long_s));
         let part_s = (options.long_s / LONG_PARTS as u32).max(1);
-        let mut words = fio::arguments(&endpoint, &synchronous[0], options.bytes, 0, options.long_s);
+        let mut words =
+            fio::arguments(&endpoint, &synchronous[0], options.bytes, 0, options.long_s);
         words.push(format!("--status-interval={part_s}"));
         lasting = relative(&fio::run_reports(&endpoint, &words)?);
     }
@@ -218,11 +219,15 @@ fn grade(runs: &[Run], lasting: &[f64]) -> (Grade, Vec<String>) {
     };
     let mut reasons = Vec::new();
     if let Some(bound) = bound {
-        reasons.push(format!("{:.0} synchronous 4 KiB writes per second are less than {bound}", base.iops));
+        reasons.push(format!(
+            "{:.0} synchronous 4 KiB writes per second are less than {bound}",
+            base.iops
+        ));
     }
     let kept = base.iops / free.iops;
     if kept < KEPT_MIN {
-        reasons.push(format!("synchronous writes go at {:.0} % of the speed of others", kept * 100.0));
+        reasons
+            .push(format!("synchronous writes go at {:.0} % of the speed of others", kept * 100.0));
     }
     if let Some(us) = base.p999_us.filter(|us| *us >= P999_US_MAX) {
         reasons.push(format!("one of a thousand takes {:.1} ms or more", us / 1e3));
@@ -231,7 +236,10 @@ fn grade(runs: &[Run], lasting: &[f64]) -> (Grade, Vec<String>) {
         reasons.push(format!("four writers get {:.2} times what one gets", four.iops / base.iops));
     }
     if let Some(last) = lasting.last().filter(|&&last| last < LASTING_MIN) {
-        reasons.push(format!("at the end of the long run it has {:.0} % of its first speed", last * 100.0));
+        reasons.push(format!(
+            "at the end of the long run it has {:.0} % of its first speed",
+            last * 100.0
+        ));
     }
     let others = reasons.len() > usize::from(bound.is_some());
     (if others { first.min(Grade::Fair) } else { first }, reasons)
@@ -270,14 +278,20 @@ mod tests {
             let (grade, reasons) = grade(&runs, &lasting);
             assert_eq!((grade, reasons.len()), (Grade::Fair, 1), "{reasons:?}");
         }
-        let slow = |iops: f64| grade(&runs([iops, iops * 2.0, iops * 4.0, iops * 4.0], iops, 200.0), &[]).0;
-        assert_eq!([slow(500.0), slow(3_000.0), slow(9_000.0)], [Grade::Reject, Grade::Poor, Grade::Fair]);
+        let slow = |iops: f64| {
+            grade(&runs([iops, iops * 2.0, iops * 4.0, iops * 4.0], iops, 200.0), &[]).0
+        };
+        assert_eq!(
+            [slow(500.0), slow(3_000.0), slow(9_000.0)],
+            [Grade::Reject, Grade::Poor, Grade::Fair]
+        );
     }
 
     #[test]
     fn runs_with_the_write_cache_on_and_off_are_pairs() {
         let runs = runs([100.0, 200.0, 300.0, 400.0], 5_000.0, 200.0);
-        let slow = |run: &Run| Run { figures: Figures { iops: 10.0, ..run.figures }, ..run.clone() };
+        let slow =
+            |run: &Run| Run { figures: Figures { iops: 10.0, ..run.figures }, ..run.clone() };
         let (first, last) = (&runs[0], &runs[runs.len() - 1]);
         let without_cache = vec![slow(first), slow(last)];
         let found = Qualification {
@@ -296,10 +310,13 @@ mod tests {
 
     #[test]
     fn parts_of_a_long_run_are_what_lies_between_its_reports() {
-        let report =
-            |ios: u64, ms: u64| serde_json::json!({"jobs": [{"write": {"total_ios": ios, "runtime": ms}}]});
-        let reports =
-            [report(1_000, 1_000), report(2_000, 2_000), report(2_500, 3_000), report(2_510, 3_010)];
+        let report = |ios: u64, ms: u64| serde_json::json!({"jobs": [{"write": {"total_ios": ios, "runtime": ms}}]});
+        let reports = [
+            report(1_000, 1_000),
+            report(2_000, 2_000),
+            report(2_500, 3_000),
+            report(2_510, 3_010),
+        ];
         assert_eq!(relative(&reports), [1.0, 1.0, 0.5]);
     }
 }

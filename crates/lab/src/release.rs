@@ -29,8 +29,10 @@ pub struct Release {
 }
 
 /// The releases on which the lab has run.
-const RELEASES: [Release; 2] =
-    [Release { ceph: 16, debian: 12, suite: "bookworm" }, Release { ceph: 18, debian: 13, suite: "trixie" }];
+const RELEASES: [Release; 2] = [
+    Release { ceph: 16, debian: 12, suite: "bookworm" },
+    Release { ceph: 18, debian: 13, suite: "trixie" },
+];
 
 /// Space in bytes for a root directory, including the packages that are downloaded for it.
 pub const ROOT_BYTES: u64 = 2 << 30;
@@ -155,12 +157,12 @@ impl Release {
     pub fn probe(&self, parent: &Path) -> Result<(), ReleaseError> {
         let not = |why: String| ReleaseError::NotHere { ceph: self.ceph, why };
         if !rustix::process::geteuid().is_root() {
-            let why =
-                "it is installed into a root directory of its own, and only root can make one and mount it";
+            let why = "it is installed into a root directory of its own, and only root can make one and mount it";
             return Err(not(why.into()));
         }
-        if let Some(path) =
-            MERGED.iter().find(|path| !fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink()))
+        if let Some(path) = MERGED
+            .iter()
+            .find(|path| !fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink()))
         {
             return Err(not(format!(
                 "{path} is no link into /usr, so that another /usr does not take its place"
@@ -175,7 +177,11 @@ impl Release {
         let room = rustix::fs::statvfs(at).map_err(failed(format!("look at {}", at.display())))?;
         let free = room.f_bavail.saturating_mul(room.f_frsize);
         if free < ROOT_BYTES {
-            return Err(ReleaseError::NoRoom { ceph: self.ceph, place: at.into(), free_mib: free >> 20 });
+            return Err(ReleaseError::NoRoom {
+                ceph: self.ceph,
+                place: at.into(),
+                free_mib: free >> 20,
+            });
         }
         Ok(())
     }
@@ -215,7 +221,14 @@ impl Release {
         let log = File::create(&said).map_err(failed(what))?;
         let errors = log.try_clone().map_err(failed(what))?;
         let mut command = Command::new("unshare");
-        command.args(["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL"]);
+        command.args([
+            "--mount",
+            "--propagation",
+            "private",
+            "--pid",
+            "--fork",
+            "--kill-child=KILL",
+        ]);
         command.args(["sh", "-euc", script, "sh"]).args(words);
         set_environment(&mut command);
         command.env_remove("TMPDIR").env("DEBIAN_FRONTEND", "noninteractive");
@@ -245,7 +258,8 @@ fn why(text: &str, status: ExitStatus) -> String {
 fn mirror() -> Result<String, ReleaseError> {
     let mut command = Command::new("apt-get");
     command.args(["indextargets", "--format", "$(ORIGIN) $(REPO_URI)", "Created-By: Packages"]);
-    let output = command.stdin(Stdio::null()).output().map_err(failed("ask apt-get for its mirror"))?;
+    let output =
+        command.stdin(Stdio::null()).output().map_err(failed("ask apt-get for its mirror"))?;
     mirror_in(&String::from_utf8_lossy(&output.stdout)).ok_or_else(|| {
         failed("find a mirror of Debian")(
             "there is none in this machine's apt sources (after apt-get update)",
@@ -263,7 +277,11 @@ fn mirror_in(lines: &str) -> Option<String> {
 /// Sets the environment of a command in the root: no variable of the user must lead to programs or
 /// languages that the root lacks.
 fn set_environment(command: &mut Command) {
-    command.env("PATH", PATH).env("LC_ALL", "C.UTF-8").env_remove("LD_LIBRARY_PATH").env_remove("LD_PRELOAD");
+    command
+        .env("PATH", PATH)
+        .env("LC_ALL", "C.UTF-8")
+        .env_remove("LD_LIBRARY_PATH")
+        .env_remove("LD_PRELOAD");
 }
 
 /// A root directory with another release. Dropping this value does not remove the directory: it is
@@ -299,9 +317,11 @@ impl Root {
     fn check(&self, release: &Release) -> Result<(), ReleaseError> {
         let told = self.told("ceph-osd")?;
         if cluster::release_in(&told) != Some(release.ceph) {
-            return Err(failed(format!("have Ceph {} of Debian {}", release.ceph, release.debian))(format!(
-                "it says: {told}"
-            )));
+            return Err(
+                failed(format!("have Ceph {} of Debian {}", release.ceph, release.debian))(
+                    format!("it says: {told}"),
+                ),
+            );
         }
         self.told("tidepool").map(drop)
     }
@@ -327,7 +347,8 @@ impl Root {
     /// The directory's name has a zero byte.
     pub fn enter(&self, command: &mut Command) -> io::Result<()> {
         set_environment(command);
-        let own = OWN.map(|path| (self.directory.join(path.trim_start_matches('/')), PathBuf::from(path)));
+        let own = OWN
+            .map(|path| (self.directory.join(path.trim_start_matches('/')), PathBuf::from(path)));
         mounts::instead(command, &own)
     }
 
@@ -345,7 +366,8 @@ impl Root {
 /// apt's settings for proxies, from all of apt's settings.
 fn proxies(settings: &str) -> String {
     let is_one = |line: &&str| {
-        line.to_ascii_lowercase().starts_with("acquire::") && line.to_ascii_lowercase().contains("proxy")
+        line.to_ascii_lowercase().starts_with("acquire::")
+            && line.to_ascii_lowercase().contains("proxy")
     };
     settings.lines().filter(is_one).map(|line| format!("{line}\n")).collect()
 }
@@ -409,7 +431,8 @@ mod tests {
         let scratch = crate::Scratch::new("release").expect("a directory");
         let root = Root { directory: scratch.join("root") };
         for own in OWN {
-            fs::create_dir_all(root.directory.join(own.trim_start_matches('/'))).expect("a directory");
+            fs::create_dir_all(root.directory.join(own.trim_start_matches('/')))
+                .expect("a directory");
         }
         fs::write(root.directory.join("etc/told"), "in the root").expect("a file");
         fs::write(scratch.join("told"), "on the machine").expect("a file");
@@ -427,7 +450,11 @@ mod tests {
         command.arg("/etc/told").arg(scratch.join("told"));
         root.enter(&mut command).expect("plain paths");
         let output = command.output().expect("it runs");
-        assert_eq!(String::from_utf8_lossy(&output.stdout), "in the rooton the machine", "{output:?}");
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout),
+            "in the rooton the machine",
+            "{output:?}"
+        );
         assert!(!Path::new("/etc/told").exists());
     }
 }

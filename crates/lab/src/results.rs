@@ -155,7 +155,9 @@ pub struct Testbed {
 }
 
 /// What an acknowledged write is safe from, worst first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Durability {
     /// Nothing: the write is in memory only.
@@ -331,7 +333,9 @@ impl Results {
     /// The results give a reason why `workload` was not measured on `placement`.
     pub fn is_not_run(&self, placement: &str, workload: &str) -> bool {
         let workload = self.suite.workload(workload);
-        workload.is_some_and(|workload| self.not_run.iter().any(|found| found.covers(placement, workload)))
+        workload.is_some_and(|workload| {
+            self.not_run.iter().any(|found| found.covers(placement, workload))
+        })
     }
 
     /// A copy of these results with `runs` in place of their own runs. The own runs are not copied.

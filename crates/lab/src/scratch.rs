@@ -109,9 +109,12 @@ pub fn clear_after(owner: u32, parent: &Path) {
         return;
     }
     let left = || {
-        let names = fs::read_dir(&base).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        let names =
+            fs::read_dir(&base).into_iter().flatten().flatten().map(|entry| entry.file_name());
         let locked = |name: &str| {
-            Some(base.join(name.strip_suffix(".lock").filter(|name| owner_of(name) == Some(owner))?))
+            Some(
+                base.join(name.strip_suffix(".lock").filter(|name| owner_of(name) == Some(owner))?),
+            )
         };
         names.filter_map(|name| locked(name.to_str()?)).collect::<Vec<PathBuf>>()
     };
@@ -157,7 +160,8 @@ impl Scratch {
         fs::create_dir_all(parent)?;
         make_base(&base)?;
         sweep(&base)?;
-        let name = format!("{kind}-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let name =
+            format!("{kind}-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         assert!(is_name(&name), "a kind is a short word");
         let lock_path = base.join(format!("{name}.lock"));
         let lock = loop {
@@ -217,7 +221,11 @@ impl Drop for Scratch {
 
 /// Opens the lock file of a directory, but no symbolic link.
 fn open_lock(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
-    options.write(true).mode(0o600).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32).open(path)
+    options
+        .write(true)
+        .mode(0o600)
+        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32)
+        .open(path)
 }
 
 /// Whether the process with that id has been killed, or is about to end. If such a process still
@@ -226,15 +234,19 @@ fn open_lock(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
 pub fn is_killed(process: u32) -> bool {
     // From <linux/sched.h>; the flags are the ninth field of `stat` in proc(5).
     const PF_EXITING: u64 = 4;
-    let read = |name: &str| fs::read_to_string(format!("/proc/{process}/{name}")).unwrap_or_default();
+    let read =
+        |name: &str| fs::read_to_string(format!("/proc/{process}/{name}")).unwrap_or_default();
     let (stat, status) = (read("stat"), read("status"));
     // The process name before the fields may contain any characters.
     let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
     let is_zombie = fields.next() == Some("Z");
-    let is_exiting =
-        fields.nth(5).and_then(|flags| flags.parse().ok()).is_some_and(|flags: u64| flags & PF_EXITING != 0);
+    let is_exiting = fields
+        .nth(5)
+        .and_then(|flags| flags.parse().ok())
+        .is_some_and(|flags: u64| flags & PF_EXITING != 0);
     let pending = status.lines().find_map(|line| line.strip_prefix("SigPnd:"));
-    let pending = pending.and_then(|signals| u64::from_str_radix(signals.trim(), 16).ok()).unwrap_or(0);
+    let pending =
+        pending.and_then(|signals| u64::from_str_radix(signals.trim(), 16).ok()).unwrap_or(0);
     is_zombie || is_exiting || pending & 1 << (rustix::process::Signal::KILL.as_raw() - 1) != 0
 }
 
@@ -260,14 +272,18 @@ fn sweep(base: &Path) -> io::Result<()> {
     });
     let names: Vec<String> = names.collect();
     // Mounts below a link are not ours.
-    let is_directory = |directory: &Path| fs::symlink_metadata(directory).is_ok_and(|found| found.is_dir());
-    let hanging =
-        |name: &str| owner_of(name).is_some_and(is_killed) && ended(base, name, Duration::ZERO).is_none();
+    let is_directory =
+        |directory: &Path| fs::symlink_metadata(directory).is_ok_and(|found| found.is_dir());
+    let hanging = |name: &str| {
+        owner_of(name).is_some_and(is_killed) && ended(base, name, Duration::ZERO).is_none()
+    };
     let hanging: BTreeSet<&String> = names.iter().filter(|name| hanging(name)).collect();
     // All mounts are aborted before the first process is waited for: a process ends only when none
     // of its threads hangs.
     let directories = hanging.iter().map(|name| base.join(name));
-    directories.filter(|directory| is_directory(directory)).for_each(|directory| abort_below(&directory));
+    directories
+        .filter(|directory| is_directory(directory))
+        .for_each(|directory| abort_below(&directory));
     for name in &names {
         let (lock_path, directory) = (base.join(format!("{name}.lock")), base.join(name));
         let limit = if hanging.contains(name) { END_LIMIT } else { Duration::ZERO };
@@ -370,7 +386,8 @@ mod tests {
     #[test]
     fn directories_of_ours_are_found_by_what_is_mounted_in_them() {
         let name = base_in(Path::new("/a b"));
-        let points = [name.join("lab-x-1-0/tidepool-4294967295/disk0"), name.clone(), "/mnt".into()];
+        let points =
+            [name.join("lab-x-1-0/tidepool-4294967295/disk0"), name.clone(), "/mnt".into()];
         assert_eq!(bases_of(&points), [name].into());
     }
 

@@ -47,8 +47,9 @@ impl Stamp {
     /// The sector's words, header and filler.
     fn words(&self) -> impl Iterator<Item = u64> {
         let header = self.header();
-        let filler = (HEADER_WORDS..SECTOR_BYTES / 8)
-            .map(move |index| header[4].wrapping_add(index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let filler = (HEADER_WORDS..SECTOR_BYTES / 8).map(move |index| {
+            header[4].wrapping_add(index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        });
         header.into_iter().chain(filler)
     }
 
@@ -101,13 +102,16 @@ pub fn describe(sector: &[u8]) -> String {
     if sector.iter().all(|&byte| byte == 0) {
         return "zeros".into();
     }
-    let Some(Stamp { origin: Origin { seed, volume }, sector: place, version }) = header(sector) else {
+    let Some(Stamp { origin: Origin { seed, volume }, sector: place, version }) = header(sector)
+    else {
         return format!("bytes of no stamp, beginning with {:02x?}", &sector[..16]);
     };
     match read(sector) {
         Some(_) => format!("version {version} of sector {place} of volume {volume}, seed {seed}"),
         None => {
-            format!("a damaged stamp (version {version} of sector {place} of volume {volume}, seed {seed})")
+            format!(
+                "a damaged stamp (version {version} of sector {place} of volume {volume}, seed {seed})"
+            )
         }
     }
 }

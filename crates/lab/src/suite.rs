@@ -317,7 +317,9 @@ pub enum SuiteError {
 }
 
 /// One cell: conditions that are measured several times.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(deny_unknown_fields)]
 pub struct Cell {
     /// The placement, as the suite names it.
@@ -382,11 +384,16 @@ impl Suite {
         suite.check_quick_clients().map_err(invalid)?;
         // The quick form may have fewer points. Its verdict says so.
         for direction in &suite.directions {
-            let named = |what: String| invalid(format!("the direction \"{}\": {what}", direction.claim));
+            let named =
+                |what: String| invalid(format!("the direction \"{}\": {what}", direction.claim));
             direction.has_points(&suite).map_err(named)?;
         }
         if suite.quick.is_some() {
-            suite.clone().quick().check().map_err(|what| invalid(format!("in its quick form: {what}")))?;
+            suite
+                .clone()
+                .quick()
+                .check()
+                .map_err(|what| invalid(format!("in its quick form: {what}")))?;
         }
         Ok(suite)
     }
@@ -406,7 +413,8 @@ impl Suite {
         ground.ssd_bytes = quick.ssd_bytes.unwrap_or(ground.ssd_bytes);
         for workload in &mut self.workloads {
             workload.set_bytes /= quick.smaller;
-            let nearest = workload.depth.iter().copied().min_by_key(|depth| depth.abs_diff(quick.depth));
+            let nearest =
+                workload.depth.iter().copied().min_by_key(|depth| depth.abs_diff(quick.depth));
             workload.depth = nearest.into_iter().collect();
             workload.clients = quick.kept(&workload.clients);
         }
@@ -454,13 +462,15 @@ impl Suite {
         let mut cells = Vec::new();
         for placement in self.measured() {
             for ClusterSize { disks, osds_per_disk } in self.sizes() {
-                let by_itself =
-                    |found: &&Workload| !self.without.contains(&found.name) && !self.is_of_event(&found.name);
+                let by_itself = |found: &&Workload| {
+                    !self.without.contains(&found.name) && !self.is_of_event(&found.name)
+                };
                 for workload in self.workloads.iter().filter(by_itself) {
                     let own = self.factors(&placement, workload).into_iter();
                     let beside = self.points_beside(&placement, workload).into_iter();
                     let own = own.map(|slowed_by| (slowed_by, None, None));
-                    let points = own.chain(beside.map(|(replicas, neighbours)| (None, replicas, neighbours)));
+                    let points = own
+                        .chain(beside.map(|(replicas, neighbours)| (None, replicas, neighbours)));
                     for (slowed_by, replicas, neighbours) in points {
                         for &depth in &workload.depth {
                             cells.extend(workload.clients.iter().map(|&clients| Cell {
@@ -489,7 +499,8 @@ impl Suite {
 
     /// Number of measurements and events, before the deciding workload gets more repeats.
     pub fn runs(&self) -> usize {
-        let runs: usize = self.cells().iter().map(|cell| self.repeats_of(&cell.workload) as usize).sum();
+        let runs: usize =
+            self.cells().iter().map(|cell| self.repeats_of(&cell.workload) as usize).sum();
         runs + self.happenings().len() * self.repeats as usize
     }
 
@@ -512,9 +523,11 @@ impl Suite {
 
     /// Whether a placement is ranked once it has been measured.
     fn may_win(&self, placement: &str) -> bool {
-        let access = self.workload(&self.deciding).map_or(Access::Librbd, |workload| workload.access);
-        let safe = Arrangement::parse(placement)
-            .is_ok_and(|found| found.durability(self.ground.replicas, access) != Durability::Volatile);
+        let access =
+            self.workload(&self.deciding).map_or(Access::Librbd, |workload| workload.access);
+        let safe = Arrangement::parse(placement).is_ok_and(|found| {
+            found.durability(self.ground.replicas, access) != Durability::Volatile
+        });
         let elsewhere = words::in_guests(placement) != words::in_guests(&self.baseline);
         let aside = words::is_control(placement) || words::is_bound(placement) || elsewhere;
         safe && !aside && words::class(placement).is_none()
@@ -538,7 +551,8 @@ impl Ground {
         let copies = workload.all_sets_bytes(clients).saturating_mul(self.replicas.into());
         let of_one = clients.div_ceil(self.hypervisors.max(1));
         // Hypervisors do not hold the objects of rados bench.
-        let in_hypervisor = if workload.tool == Tool::Fio { workload.all_sets_bytes(of_one) } else { 0 };
+        let in_hypervisor =
+            if workload.tool == Tool::Fio { workload.all_sets_bytes(of_one) } else { 0 };
         in_hypervisor.max(copies / u64::from(self.servers.max(1))) <= self.ssd_bytes
     }
 }
@@ -622,8 +636,12 @@ mod tests {
         assert!(iscsi.workloads.iter().all(|workload| workload.access == Access::Iscsi));
         let text = toml::to_string(&iscsi).expect("TOML");
         assert_eq!(Suite::parse("s.toml", &text).expect("a suite"), iscsi);
-        assert!(!toml::to_string(&suite).expect("TOML").contains("access"), "what has none says nothing");
-        let told = Suite::find("which-side").expect("it comes with the program").over(Access::Iscsi);
+        assert!(
+            !toml::to_string(&suite).expect("TOML").contains("access"),
+            "what has none says nothing"
+        );
+        let told =
+            Suite::find("which-side").expect("it comes with the program").over(Access::Iscsi);
         let told = told.expect_err("librbd's cache is in it").to_string();
         assert!(told.contains("librbd-cache") && !told.contains('\n'), "{told}");
     }

@@ -51,16 +51,17 @@ pub(crate) fn port(namespace: &File, name: &str) -> io::Result<File> {
             move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
             tap(name)
         });
-        thread
-            .join()
-            .unwrap_or_else(|_| Err(io::Error::other("the thread that makes an interface has ended")))
+        thread.join().unwrap_or_else(|_| {
+            Err(io::Error::other("the thread that makes an interface has ended"))
+        })
     })
 }
 
 /// Makes a TAP device in the thread's network namespace.
 fn tap(name: &str) -> io::Result<File> {
     let mut options = File::options();
-    let file = options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
+    let file =
+        options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
     // SAFETY: all zeroes are a valid `ifreq`, which is made of integers and unions of such and of
     // pointers.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -69,7 +70,8 @@ fn tap(name: &str) -> io::Result<File> {
     for (to, &from) in request.ifr_name.iter_mut().zip(bytes) {
         *to = from.cast_signed();
     }
-    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
+    request.ifr_ifru.ifru_flags =
+        (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
     // SAFETY: the descriptor is open, and the request reads and writes an `ifreq`, to which the
     // pointer is valid.
     check(unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF, &raw mut request) })?;
@@ -138,8 +140,9 @@ impl Switch {
             queue: VecDeque::new(),
             bytes: 0,
         };
-        let thread =
-            std::thread::Builder::new().name("switch".into()).spawn(move || carrier.run(&stopped))?;
+        let thread = std::thread::Builder::new()
+            .name("switch".into())
+            .spawn(move || carrier.run(&stopped))?;
         Ok(Switch { shared, stop, thread: Some(thread) })
     }
 
@@ -193,7 +196,8 @@ impl Carrier {
     /// Waits until frames come in, a frame is due, or the switch is stopped. Returns whether it is
     /// stopped.
     fn wait(&self, stopped: &OwnedFd) -> bool {
-        let left = self.queue.front().map(|frame| frame.due.saturating_duration_since(Instant::now()));
+        let left =
+            self.queue.front().map(|frame| frame.due.saturating_duration_since(Instant::now()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         let mut fds = vec![PollFd::new(stopped, PollFlags::IN)];
         if self.bytes < QUEUE_BYTES_MAX {
@@ -217,7 +221,8 @@ impl Carrier {
                     self.learnt.insert(source, from);
                     self.bytes += length;
                     let since = Instant::now();
-                    let due = since + Duration::from_nanos(self.shared.delay_ns.load(Ordering::Relaxed));
+                    let due =
+                        since + Duration::from_nanos(self.shared.delay_ns.load(Ordering::Relaxed));
                     // The delay may have become shorter; frames keep their order.
                     let due = self.queue.back().map_or(due, |last| due.max(last.due));
                     self.queue.push_back(Frame { since, due, from, bytes });

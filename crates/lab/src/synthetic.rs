@@ -12,8 +12,8 @@ use crate::machine::Machine;
 use crate::placement::AGAIN;
 use crate::random::Random;
 use crate::results::{
-    Acknowledged, Counted, Drained, Durability, EventCluster, EventPoint, EventRun, EventWindow, FORMAT,
-    Frozen, NotRun, Recovery, Results, Run, Scrub, Testbed, WINDOWS, Window,
+    Acknowledged, Counted, Drained, Durability, EventCluster, EventPoint, EventRun, EventWindow,
+    FORMAT, Frozen, NotRun, Recovery, Results, Run, Scrub, Testbed, WINDOWS, Window,
 };
 use crate::suite::{Cell, Suite};
 use crate::testbed::HOST_SSDS;
@@ -86,7 +86,9 @@ pub(crate) fn run(placement: &str, workload: &str, depth: u32, repeat: u32, iops
         hypervisors: 1,
         durability: durability(placement),
         begun_s: f64::from(repeat) * 100.0,
-        commands: vec![format!("CEPH_CONF=/tmp/ceph.conf fio --name=bench --ioengine=rbd --iodepth={depth}")],
+        commands: vec![format!(
+            "CEPH_CONF=/tmp/ceph.conf fio --name=bench --ioengine=rbd --iodepth={depth}"
+        )],
         figures: figures(iops, mean_us),
         reads: Some(figures(iops * 0.8, mean_us)),
         writes: Some(figures(iops * 0.2, mean_us)),
@@ -128,7 +130,8 @@ pub(crate) fn absorb(run: &mut Run, left_bytes: u64) {
 
 fn stages(placement: &str, mean_us: f64) -> Vec<Stage> {
     let stage = |hop, part: f64| Stage { hop, count: 1_000, mean_us: mean_us * part };
-    let mut stages = vec![stage(Hop::OsdRead, 0.92), stage(Hop::OsdWrite, 0.95), stage(Hop::OsdQueue, 0.18)];
+    let mut stages =
+        vec![stage(Hop::OsdRead, 0.92), stage(Hop::OsdWrite, 0.95), stage(Hop::OsdQueue, 0.18)];
     if placement.starts_with("filestore") {
         stages.extend([stage(Hop::Journal, 0.55), stage(Hop::JournalQueue, 0.12)]);
     } else {
@@ -237,7 +240,8 @@ pub(crate) fn empty() -> Results {
                 replicas: None,
                 ceph: "ceph version 16.2.15 (0) pacific (stable)".into(),
                 network: "a proxy between client and OSDs, 200 µs each way".into(),
-                proofs: [("bluestore-dbwal".to_string(), json!({"bluefs_dedicated_db": "1"}))].into(),
+                proofs: [("bluestore-dbwal".to_string(), json!({"bluefs_dedicated_db": "1"}))]
+                    .into(),
             })
             .collect(),
         runs: Vec::new(),
@@ -272,7 +276,8 @@ fn event(name: &str, placement: &str) -> EventRun {
         longest_us: Some(15_000.0),
     };
     let windows = (-1..6).map(|number| window(f64::from(number) * 10.0, 10.0));
-    let points = (-10..60).map(|second| EventPoint { clients: window(f64::from(second), 1.0), health: None });
+    let points = (-10..60)
+        .map(|second| EventPoint { clients: window(f64::from(second), 1.0), health: None });
     EventRun {
         event: name.into(),
         cell: Cell {
@@ -297,7 +302,12 @@ fn event(name: &str, placement: &str) -> EventRun {
         points: points.collect(),
         gap_before_s: 0.1,
         gap_after_s: 0.2,
-        acknowledged: Acknowledged { writes: 1_200, blocks: 1_000, lost: Some(0), ..Acknowledged::default() },
+        acknowledged: Acknowledged {
+            writes: 1_200,
+            blocks: 1_000,
+            lost: Some(0),
+            ..Acknowledged::default()
+        },
         cluster: EventCluster {
             osds_ended: Vec::new(),
             osds_down: Some(0),
@@ -323,11 +333,13 @@ pub(crate) fn events() -> Results {
         not_known: None,
     };
     let mut server = event("ssd-dies", "bluestore-dbwal");
-    (server.gap_after_s, server.cluster.osds_ended, server.cluster.osds_down) = (12.0, vec![0], Some(1));
+    (server.gap_after_s, server.cluster.osds_ended, server.cluster.osds_down) =
+        (12.0, vec![0], Some(1));
     server.cluster.recovery = recovered(3.0, Some(42.0), None);
     let mut under = event("ssd-dies", "osd-tidepool");
     under.acknowledged.lost = None;
-    under.acknowledged.not_known = Some("an image could not be read: it did not end in time".into());
+    under.acknowledged.not_known =
+        Some("an image could not be read: it did not end in time".into());
     under.cluster.recovery = recovered(3.0, None, None);
     let mut host = event("ssd-dies", "host-tidepool");
     host.durability = Durability::OneCopy;
@@ -424,7 +436,8 @@ pub(crate) fn which_side() -> Results {
             let iops = speed * (0.94 + 0.12 * noise(&text, u64::from(repeat)));
             let mut run = run(placement, &cell.workload, cell.depth, repeat, iops);
             run.cell = cell.clone();
-            run.testbed += 100 * u32::from(cell.slowed_by.is_some()) + 200 * u32::from(wrapped.is_some());
+            run.testbed +=
+                100 * u32::from(cell.slowed_by.is_some()) + 200 * u32::from(wrapped.is_some());
             let workload = results.suite.workload(&cell.workload).expect("cells are of workloads");
             match workload.rw.as_str() {
                 "read" | "randread" => run.writes = None,
@@ -434,15 +447,19 @@ pub(crate) fn which_side() -> Results {
             run.samples = (1..=60).map(|second| sample(placement, second, iops)).collect();
             if placement.contains("tidepool") {
                 let dirty_bytes = (iops * 200_000.0) as u64;
-                run.drained =
-                    Some(Drained { dirty_bytes, seconds: iops / 19.0, hurried_bytes: dirty_bytes / 9 });
+                run.drained = Some(Drained {
+                    dirty_bytes,
+                    seconds: iops / 19.0,
+                    hurried_bytes: dirty_bytes / 9,
+                });
                 run.counted.cpu_us_per_io.insert("tidepool".into(), 55.0);
                 if placement.starts_with("host-") && cell.workload == results.suite.deciding {
                     absorb(&mut run, dirty_bytes);
                 }
             }
             if placement == "host-tidepool" && cell.depth == 32 {
-                run.lower_bound = Some("the client's processor was busy for 97 % of the time".into());
+                run.lower_bound =
+                    Some("the client's processor was busy for 97 % of the time".into());
             }
             if placement == "filestore-journal" && repeat == 2 && cell.depth == 4 {
                 run.invalid.push("an OSD was marked down meanwhile".into());

@@ -81,9 +81,11 @@ impl Testbed {
         layout: &Layout,
         arrangement: &Arrangement,
     ) -> Result<Testbed, PlacementError> {
-        let scratch = Scratch::new_in(parent, "testbed").map_err(failed("cannot make a directory"))?;
+        let scratch =
+            Scratch::new_in(parent, "testbed").map_err(failed("cannot make a directory"))?;
         let below: Vec<_> = arrangement.within(&Layer::BELOW).collect();
-        let shares = SharesBytes { server: layout.server_share_bytes(), host: layout.host_share_bytes() };
+        let shares =
+            SharesBytes { server: layout.server_share_bytes(), host: layout.host_share_bytes() };
         let devices = devices(&scratch, layout, &below, shares.server)?;
         let delay = layout.delay.map(|delay| delay * layout.slowed_by);
         let servers = layout.nodes();
@@ -307,7 +309,10 @@ impl Testbed {
     ///
     /// # Errors
     /// If the current one cannot be removed, or the new one cannot be put in place.
-    pub fn front(&mut self, placement: Option<&'static dyn Placement>) -> Result<Value, PlacementError> {
+    pub fn front(
+        &mut self,
+        placement: Option<&'static dyn Placement>,
+    ) -> Result<Value, PlacementError> {
         if placement.is_none() && self.front.is_none() {
             return Ok(Value::Null);
         }
@@ -351,8 +356,12 @@ impl Testbed {
     ///
     /// # Errors
     /// If a cache refuses, or the action fails.
-    pub fn prepare<E: From<PlacementError>>(&self, what: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
-        let below = |begins| self.below.iter().try_for_each(|(_, applied)| applied.prepares(begins));
+    pub fn prepare<E: From<PlacementError>>(
+        &self,
+        what: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
+        let below =
+            |begins| self.below.iter().try_for_each(|(_, applied)| applied.prepares(begins));
         below(true)?;
         what()?;
         Ok(below(false)?)
@@ -363,8 +372,10 @@ impl Testbed {
     /// # Errors
     /// If one of them is not in place.
     pub fn verify(&self) -> Result<Value, PlacementError> {
-        let proof =
-            self.below.iter().map(|(name, applied)| Ok((name.to_string(), applied.verify(&self.cluster)?)));
+        let proof = self
+            .below
+            .iter()
+            .map(|(name, applied)| Ok((name.to_string(), applied.verify(&self.cluster)?)));
         Ok(Value::Object(proof.collect::<Result<Map<_, _>, PlacementError>>()?))
     }
 
@@ -406,7 +417,10 @@ impl Testbed {
     /// in turn, like images.
     pub fn entrance(&self, client: u32) -> Entrance {
         let host = client % self.ground.hypervisors.max(1);
-        Entrance { conf: self.ground.client_conf.clone(), client: self.ground.namespace(host as usize) }
+        Entrance {
+            conf: self.ground.client_conf.clone(),
+            client: self.ground.namespace(host as usize),
+        }
     }
 
     /// Bytes of the SSD in a server that each placement on it gets.
@@ -447,7 +461,11 @@ impl Testbed {
     ///
     /// # Errors
     /// If a cache cannot.
-    pub fn drain(&self, limit_s: f64, stop: &dyn Fn() -> bool) -> Result<Option<Drained>, PlacementError> {
+    pub fn drain(
+        &self,
+        limit_s: f64,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Option<Drained>, PlacementError> {
         let mut all: Option<Drained> = None;
         for (_, applied) in self.applied() {
             let spent = all.map_or(0.0, |all| all.seconds);
@@ -473,7 +491,8 @@ impl Testbed {
 
     /// Placements from the client downwards.
     fn applied(&self) -> impl Iterator<Item = (&'static str, &dyn Applied)> {
-        let front = self.front.iter().map(|(placement, applied)| (placement.name(), applied.as_ref()));
+        let front =
+            self.front.iter().map(|(placement, applied)| (placement.name(), applied.as_ref()));
         front.chain(self.below.iter().map(|(name, applied)| (*name, applied.as_ref())))
     }
 }

@@ -87,7 +87,8 @@ pub(crate) fn count(count: usize, what: &str) -> String {
 /// The conditions of a measurement that differ from the ground: the number of copies and the
 /// neighbours. None where neither differs.
 pub(crate) fn beside(replicas: Option<u32>, neighbours: Option<Neighbours>) -> Option<String> {
-    let copies = replicas.map(|count| if count == 1 { "1 copy".into() } else { format!("{count} copies") });
+    let copies =
+        replicas.map(|count| if count == 1 { "1 copy".into() } else { format!("{count} copies") });
     let neighbours = neighbours.map(|neighbours| format!("beside {neighbours}"));
     copies.into_iter().chain(neighbours).reduce(|one, other| format!("{one}, {other}"))
 }
@@ -135,7 +136,9 @@ pub(crate) fn on_host(placement: &str) -> bool {
 /// no such copy.
 pub(crate) fn without_copy(placement: &str) -> Option<String> {
     let replicated = |name: &str| name == "host-tidepool-replicated";
-    names(placement).any(replicated).then(|| placement.replace("host-tidepool-replicated", "host-tidepool"))
+    names(placement)
+        .any(replicated)
+        .then(|| placement.replace("host-tidepool-replicated", "host-tidepool"))
 }
 
 /// The name of the control that repeats `placement` under another name.
@@ -172,8 +175,9 @@ pub(crate) fn is_control(placement: &str) -> bool {
 /// The placement is a bound: it shows the speed that no SSD in a server or in a hypervisor, no
 /// access over a gateway, and no client in a guest can exceed.
 pub(crate) fn is_bound(placement: &str) -> bool {
-    names(placement)
-        .any(|name| [OSD_BOUND, GUEST_BOUND, HOST_BOUND, GATEWAY_BOUND, CLIENT_GUEST_BOUND].contains(&name))
+    names(placement).any(|name| {
+        [OSD_BOUND, GUEST_BOUND, HOST_BOUND, GATEWAY_BOUND, CLIENT_GUEST_BOUND].contains(&name)
+    })
 }
 
 /// OSDs in guests, without a cache.
@@ -212,7 +216,8 @@ pub(crate) fn takes_all(placement: &str, reads: bool) -> bool {
 /// The placement has its OSDs in guests, where Ceph's own code takes longer. It is ranked only if
 /// the baseline has its OSDs in guests as well.
 pub(crate) fn in_guests(placement: &str) -> bool {
-    names(placement).any(|name| [GUEST_ALONE, GUEST_BOUND].contains(&name) || UNDER_GUESTS.contains(&name))
+    names(placement)
+        .any(|name| [GUEST_ALONE, GUEST_BOUND].contains(&name) || UNDER_GUESTS.contains(&name))
 }
 
 /// Where the SSD of a placement is, as the start of a sentence.
@@ -342,8 +347,12 @@ pub(crate) fn placement(placement: &str) -> String {
         "osd-passthrough" => "control: the way under the OSD, without a cache".into(),
         "osd-tidepool" => "a cache on the SSD under each OSD".into(),
         GUEST_ALONE => "each OSD in a guest, without a cache".into(),
-        "osd-guest-tidepool" => "Tidepool's cache on the SSD under each OSD, which is in a guest".into(),
-        "osd-bcache" => "bcache on the SSD under each OSD, in a guest, with nothing going past it".into(),
+        "osd-guest-tidepool" => {
+            "Tidepool's cache on the SSD under each OSD, which is in a guest".into()
+        }
+        "osd-bcache" => {
+            "bcache on the SSD under each OSD, in a guest, with nothing going past it".into()
+        }
         "osd-bcache-default" => "bcache as it comes on the SSD under each OSD, in a guest".into(),
         "osd-dm-writecache" => "dm-writecache on the SSD under each OSD, in a guest".into(),
         OSD_BOUND => "bound: OSDs that have SSDs in the place of disks".into(),
@@ -372,8 +381,13 @@ mod tests {
 
     #[test]
     fn figures_have_the_digits_that_they_are_worth() {
-        let numbers =
-            [(1_234_567.8, "1,234,568"), (999.6, "1,000"), (99.94, "99.9"), (1.234, "1.23"), (0.0, "0.00")];
+        let numbers = [
+            (1_234_567.8, "1,234,568"),
+            (999.6, "1,000"),
+            (99.94, "99.9"),
+            (1.234, "1.23"),
+            (0.0, "0.00"),
+        ];
         for (value, text) in numbers {
             assert_eq!(number(value), text);
         }
@@ -444,20 +458,31 @@ mod tests {
             assert!(under_osds(name) || !takes_all(name, false), "{name}");
             assert!(!takes_all(name, true) || placement.caches_reads(), "{name}");
         }
-        assert_eq!((side("osd-guest"), side("osd-bcache")), ("Without an SSD", "In the OSDs' server"));
-        assert_eq!((side(TIER), a(TIER)), ("In the OSDs' server", "a cache tier on the SSD".into()));
+        assert_eq!(
+            (side("osd-guest"), side("osd-bcache")),
+            ("Without an SSD", "In the OSDs' server")
+        );
+        assert_eq!(
+            (side(TIER), a(TIER)),
+            ("In the OSDs' server", "a cache tier on the SSD".into())
+        );
         assert_eq!(a("osd-bcache"), "a cache under the OSDs (bcache)");
     }
 
     #[test]
     fn a_control_knows_what_it_is_to_be_the_same_as() {
-        for placement in ["bluestore-colocated", "filestore-journal@x", "filestore-journal+host-tidepool"] {
+        for placement in
+            ["bluestore-colocated", "filestore-journal@x", "filestore-journal+host-tidepool"]
+        {
             assert_eq!(wrapped(&again(placement)).as_deref(), Some(placement));
             assert!(!is_control(placement) && is_control(&again(placement)));
         }
         assert_eq!(wrapped("osd-passthrough").as_deref(), Some("bluestore-colocated"));
         assert_eq!((wrapped("osd-guest"), wrapped("osd-bcache")), (None, None));
         assert_eq!(wrapped(&again("osd-guest")).as_deref(), Some("osd-guest"), "it is a baseline");
-        assert_eq!(wrapped("filestore-journal+osd-passthrough").as_deref(), Some("filestore-journal"));
+        assert_eq!(
+            wrapped("filestore-journal+osd-passthrough").as_deref(),
+            Some("filestore-journal")
+        );
     }
 }

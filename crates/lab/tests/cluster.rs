@@ -32,19 +32,25 @@ fn osds_run_on_emulated_devices_with_their_databases_on_an_ssd() {
     };
     let arrangement = Arrangement::parse("bluestore-dbwal").expect("a placement");
     // This placement does not use the program.
-    let testbed = Testbed::up(outer.path(), Path::new("tidepool"), &layout, &arrangement).expect("a cluster");
+    let testbed =
+        Testbed::up(outer.path(), Path::new("tidepool"), &layout, &arrangement).expect("a cluster");
     let cluster = testbed.cluster();
     let proof = testbed.verify().expect("it is in place").to_string();
     assert!(proof.contains("block.db"), "{proof}");
     let stored = |osd: u32| {
-        let text =
-            cluster.ceph(&["osd", "metadata", &osd.to_string(), "--format", "json"]).expect("metadata");
+        let text = cluster
+            .ceph(&["osd", "metadata", &osd.to_string(), "--format", "json"])
+            .expect("metadata");
         serde_json::from_str::<serde_json::Value>(&text).expect("JSON")
     };
     for osd in 0..2 {
         let metadata = stored(osd);
         assert_eq!(metadata["bluefs_dedicated_db"], "1", "{metadata}");
-        assert_eq!(metadata["bluestore_bdev_size"], ((4096u64 - 32) << 20).to_string(), "{metadata}");
+        assert_eq!(
+            metadata["bluestore_bdev_size"],
+            ((4096u64 - 32) << 20).to_string(),
+            "{metadata}"
+        );
     }
     testbed.emulate(true);
     let written = |name: &str| {
@@ -56,11 +62,19 @@ fn osds_run_on_emulated_devices_with_their_databases_on_an_ssd() {
         Counters::now(sockets.iter().map(|socket| socket.as_path())).expect("counters")
     };
     let begin = counters();
-    cluster.rados(&["bench", "2", "write", "-b", "4096", "-t", "4", "--no-cleanup"]).expect("a load");
-    assert!(written("disk0") > before.0 && written("node0-ssd") > before.1, "both have something of it");
+    cluster
+        .rados(&["bench", "2", "write", "-b", "4096", "-t", "4", "--no-cleanup"])
+        .expect("a load");
+    assert!(
+        written("disk0") > before.0 && written("node0-ssd") > before.1,
+        "both have something of it"
+    );
     let stages = counters().since(&begin);
     let mean = |hop| stages.iter().find(|stage| stage.hop == hop).expect("it was gone").mean_us;
-    assert!(mean(Hop::OsdWrite) > mean(Hop::StoreCommit), "a part is less than the whole: {stages:?}");
+    assert!(
+        mean(Hop::OsdWrite) > mean(Hop::StoreCommit),
+        "a part is less than the whole: {stages:?}"
+    );
     drop(testbed);
     let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
     assert!(!mounts.contains(outer.path().to_str().expect("a path")), "{mounts}");

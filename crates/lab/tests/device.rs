@@ -48,11 +48,22 @@ fn no_preset_is_faster_under_fio_than_its_class() {
 fn a_device_keeps_what_is_written_under_many_requests_at_once() {
     let scratch = Scratch::new("device").expect("a directory");
     let spec = preset::find("nvme").expect("a preset").spec.slowed(2);
-    let device =
-        Emulated::start(spec.clone(), 64 << 20, &[], &scratch.join("backing"), &scratch.join("device"))
-            .expect("a device");
+    let device = Emulated::start(
+        spec.clone(),
+        64 << 20,
+        &[],
+        &scratch.join("backing"),
+        &scratch.join("device"),
+    )
+    .expect("a device");
     let fio = Command::new("fio")
-        .args(["--name=verify", "--rw=randwrite", "--bsrange=4k-64k", "--iodepth=32", "--ioengine=libaio"])
+        .args([
+            "--name=verify",
+            "--rw=randwrite",
+            "--bsrange=4k-64k",
+            "--iodepth=32",
+            "--ioengine=libaio",
+        ])
         .args(["--direct=1", "--verify=crc32c", "--verify_fatal=1", "--do_verify=1"])
         .arg(format!("--filename={}", device.path().display()))
         .current_dir(scratch.path())
@@ -82,7 +93,8 @@ fn a_device_keeps_what_is_written_under_many_requests_at_once() {
     let mut buf = vec![0u8; 8192];
     let skip = buf.as_ptr().align_offset(4096);
     for (path, bytes) in [(device.path(), 64 << 20), (device.part(2), 48 << 20)] {
-        let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).expect("open");
+        let file =
+            OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).expect("open");
         file.read_exact_at(&mut buf[skip..skip + 4096], bytes - 4096).expect("read");
         assert_eq!(&buf[skip + 4093..skip + 4096], b"end", "its content is kept");
     }
@@ -96,14 +108,19 @@ fn a_device_whose_process_was_killed_is_gone_with_the_next_directory() {
     if let Some(parent) = std::env::var_os(LEFT_BEHIND) {
         let scratch = Scratch::new_in(Path::new(&parent), "left").expect("a directory");
         let spec = preset::find("nvme").expect("a preset").spec;
-        let _device = Emulated::start(spec, 1 << 20, &[], &scratch.join("backing"), &scratch.join("device"))
-            .expect("a device");
+        let _device =
+            Emulated::start(spec, 1 << 20, &[], &scratch.join("backing"), &scratch.join("device"))
+                .expect("a device");
         println!("up");
         std::thread::sleep(std::time::Duration::from_secs(60));
     }
     let outer = Scratch::new("device").expect("a directory");
     let mut child = Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", "--nocapture", "a_device_whose_process_was_killed_is_gone_with_the_next_directory"])
+        .args([
+            "--exact",
+            "--nocapture",
+            "a_device_whose_process_was_killed_is_gone_with_the_next_directory",
+        ])
         .env(LEFT_BEHIND, outer.path())
         .stdout(std::process::Stdio::piped())
         .spawn()
@@ -113,24 +130,31 @@ fn a_device_whose_process_was_killed_is_gone_with_the_next_directory() {
     child.kill().expect("kill");
     child.wait().expect("its end");
     let mounts = || std::fs::read_to_string("/proc/self/mounts").expect("mounts");
-    let left =
-        |mounts: String| mounts.lines().any(|line| line.contains(outer.path().to_str().expect("a path")));
+    let left = |mounts: String| {
+        mounts.lines().any(|line| line.contains(outer.path().to_str().expect("a path")))
+    };
     assert!(left(mounts()), "the mount outlives its server");
     let next = Scratch::new_in(outer.path(), "next").expect("the next directory");
     assert!(!left(mounts()), "{}", mounts());
     let beside = next.path().parent().expect("a parent");
-    assert_eq!(std::fs::read_dir(beside).expect("a directory").count(), 2, "the next one and its lock");
+    assert_eq!(
+        std::fs::read_dir(beside).expect("a directory").count(),
+        2,
+        "the next one and its lock"
+    );
 }
 
 #[test]
 fn a_synchronous_write_costs_a_flush() {
     let scratch = Scratch::new("device").expect("a directory");
     let spec = preset::find("ssd-sata-consumer").expect("a preset").spec.slowed(8);
-    let device = Emulated::start(spec, 64 << 20, &[], &scratch.join("backing"), &scratch.join("device"))
-        .expect("a device");
+    let device =
+        Emulated::start(spec, 64 << 20, &[], &scratch.join("backing"), &scratch.join("device"))
+            .expect("a device");
     let flushes = |flags: i32| {
         let before = device.counts().flushes;
-        let file = OpenOptions::new().write(true).custom_flags(flags).open(device.path()).expect("open");
+        let file =
+            OpenOptions::new().write(true).custom_flags(flags).open(device.path()).expect("open");
         file.write_all_at(&[1; 4096], 0).expect("written");
         device.counts().flushes - before
     };

@@ -26,8 +26,9 @@ impl Bench {
     fn new() -> Bench {
         let scratch = Scratch::new("faults").expect("a directory");
         let spec = preset::find("nvme").expect("a preset").spec;
-        let device = Emulated::start(spec, 8 * MIB, &[], &scratch.join("backing"), &scratch.join("device"))
-            .expect("a device");
+        let device =
+            Emulated::start(spec, 8 * MIB, &[], &scratch.join("backing"), &scratch.join("device"))
+                .expect("a device");
         Bench { device, _scratch: scratch }
     }
 
@@ -173,7 +174,8 @@ fn an_operation_that_is_held_has_taken_effect_or_not_and_nothing_comes_behind_it
         let file = bench.open(0);
         file.write_all_at(&[0; 4096], 2 * MIB).expect("as long as it gets");
         faults.plan(move |operation| {
-            let hit = operation.kind == Kind::Write && operation.file == "file" && operation.data[0] == 1;
+            let hit =
+                operation.kind == Kind::Write && operation.file == "file" && operation.data[0] == 1;
             if hit { Act::Hold(remains) } else { Act::Pass }
         });
         assert!(!faults.wait_held(Duration::ZERO));
@@ -183,10 +185,17 @@ fn an_operation_that_is_held_has_taken_effect_or_not_and_nothing_comes_behind_it
             let second = scope.spawn(|| file.write_all_at(&[2; 4096], MIB));
             assert!(!first.is_finished());
             faults.disconnect();
-            assert!(first.join().expect("no panic").is_err() && second.join().expect("no panic").is_err());
+            assert!(
+                first.join().expect("no panic").is_err()
+                    && second.join().expect("no panic").is_err()
+            );
         });
         faults.reconnect();
-        assert_eq!([read(&file, 0).expect("read"), read(&file, MIB).expect("read")], found, "{remains:?}");
+        assert_eq!(
+            [read(&file, 0).expect("read"), read(&file, MIB).expect("read")],
+            found,
+            "{remains:?}"
+        );
     }
 }
 
@@ -245,7 +254,8 @@ fn child_that_waits_for_its_own_device() {
     let Some(parent) = std::env::var_os(PARENT) else { return };
     let scratch = Scratch::new_in(parent.as_ref(), "waits").expect("a directory");
     let spec = preset::find("nvme").expect("a preset").spec;
-    let device = Emulated::start(spec, 8 * MIB, &[], &scratch.join("backing"), &scratch.join("device"));
+    let device =
+        Emulated::start(spec, 8 * MIB, &[], &scratch.join("backing"), &scratch.join("device"));
     let bench = Bench { device: device.expect("a device"), _scratch: scratch };
     let file = bench.open(libc::O_DIRECT);
     bench.device.faults().plan(|_| Act::Hold(Remains::Nothing));

@@ -61,7 +61,8 @@ fn copies_go_between_servers_and_all_is_counted_where_it_passes() {
     let cluster = Cluster::up(&options(None)).expect("a cluster");
     let map = cluster.ceph(&["osd", "dump"]).expect("the map");
     for (osd, server) in cluster.network().expect("a network").servers().iter().enumerate() {
-        let line = map.lines().find(|line| line.starts_with(&format!("osd.{osd} "))).expect("a line");
+        let line =
+            map.lines().find(|line| line.starts_with(&format!("osd.{osd} "))).expect("a line");
         assert!(line.contains(&format!("v2:{}:", server.address())), "{line}");
     }
     cluster.rbd_create("image", 64 << 20).expect("an image");
@@ -69,8 +70,15 @@ fn copies_go_between_servers_and_all_is_counted_where_it_passes() {
     let looks = count_looks(&mut sources);
     let collector = Collector::start(sources);
     let total = WRITTEN.to_string();
-    let bench =
-        ["bench", "--io-type=write", "--io-size=65536", "--io-threads=4", "--io-total", &total, "image"];
+    let bench = [
+        "bench",
+        "--io-type=write",
+        "--io-size=65536",
+        "--io-threads=4",
+        "--io-total",
+        &total,
+        "image",
+    ];
     cluster.rbd(&bench).expect("a load");
     // Wait until a sample contains everything. A look that began too early may be under way.
     let enough = looks.load(Ordering::Relaxed) + 2;
@@ -122,7 +130,9 @@ fn each_way_takes_its_time_and_a_killed_process_leaves_nothing_of_its_network() 
         if line == "up" {
             break;
         }
-        figures.extend(line.strip_prefix("least ").map(|figure| figure.parse::<f64>().expect("seconds")));
+        figures.extend(
+            line.strip_prefix("least ").map(|figure| figure.parse::<f64>().expect("seconds")),
+        );
     }
     // A read takes one round trip. A write takes one round trip, and one more between the servers.
     let [write, read]: [f64; 2] = figures.try_into().expect("two figures");
@@ -132,10 +142,12 @@ fn each_way_takes_its_time_and_a_killed_process_leaves_nothing_of_its_network() 
     let family = family(outer.path());
     let namespaces: Vec<String> = family.iter().filter_map(|&pid| namespace(pid)).collect();
     let ours = namespace(std::process::id()).expect("a namespace");
-    let distinct: std::collections::BTreeSet<_> = namespaces.iter().filter(|&other| *other != ours).collect();
+    let distinct: std::collections::BTreeSet<_> =
+        namespaces.iter().filter(|&other| *other != ours).collect();
     assert_eq!(distinct.len(), 4, "a client, a monitor and two servers: {namespaces:?}");
     // A new namespace may get the number of one that is gone, but not while the file is open.
-    let held: Vec<_> = family.iter().flat_map(|pid| File::open(format!("/proc/{pid}/ns/net"))).collect();
+    let held: Vec<_> =
+        family.iter().flat_map(|pid| File::open(format!("/proc/{pid}/ns/net"))).collect();
     child.kill().expect("kill");
     child.wait().expect("its end");
     let gone = || family.iter().all(|pid| namespace(*pid).is_none());

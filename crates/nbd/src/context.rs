@@ -89,7 +89,8 @@ mod tests {
     #[test]
     fn a_namespace_lists_but_does_not_select() {
         let (mut listed, mut selected) = (Contexts::NONE, Contexts::NONE);
-        for query in ["base:", "tidepool:dirty", "tidepool", "", "base:allocation2", "qemu:allocation-depth"]
+        for query in
+            ["base:", "tidepool:dirty", "tidepool", "", "base:allocation2", "qemu:allocation-depth"]
         {
             listed.find(query.as_bytes());
             selected.select(query.as_bytes());

@@ -17,7 +17,11 @@ impl Default for BlockSizes {
     /// The constraints that the protocol assumes when a server sends none: any byte range, 4 KiB
     /// preferred, 32 MiB at most.
     fn default() -> Self {
-        BlockSizes { min_bytes: 1, preferred_bytes: 4096, payload_bytes_max: wire::PAYLOAD_BYTES_MAX }
+        BlockSizes {
+            min_bytes: 1,
+            preferred_bytes: 4096,
+            payload_bytes_max: wire::PAYLOAD_BYTES_MAX,
+        }
     }
 }
 
@@ -69,8 +73,10 @@ impl<'a> Export<'a> {
     /// because a simple reply is never fragmented. A read-only export offers neither trim nor write
     /// zeroes.
     pub fn transmission_flags(&self, structured: bool) -> u16 {
-        const WRITING: u16 = wire::FLAG_SEND_TRIM | wire::FLAG_SEND_WRITE_ZEROES | wire::FLAG_SEND_FAST_ZERO;
-        let mut flags = wire::FLAG_HAS_FLAGS | (self.features & (Export::FEATURES | wire::FLAG_ROTATIONAL));
+        const WRITING: u16 =
+            wire::FLAG_SEND_TRIM | wire::FLAG_SEND_WRITE_ZEROES | wire::FLAG_SEND_FAST_ZERO;
+        let mut flags =
+            wire::FLAG_HAS_FLAGS | (self.features & (Export::FEATURES | wire::FLAG_ROTATIONAL));
         if flags & wire::FLAG_SEND_WRITE_ZEROES == 0 {
             flags &= !wire::FLAG_SEND_FAST_ZERO;
         }

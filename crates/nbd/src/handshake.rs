@@ -326,10 +326,13 @@ impl Handshake {
         exports: &E,
         output: &mut Vec<u8>,
     ) -> Result<Step, ProtocolError> {
-        let name = export_name(data).map_err(|refused| ProtocolError::ExportName(refused.message))?;
+        let name =
+            export_name(data).map_err(|refused| ProtocolError::ExportName(refused.message))?;
         let export = if self.shutdown { None } else { exports.find(name) };
         let Some(export) = export else {
-            return Err(ProtocolError::UnknownExport(wire::cut(name, MESSAGE_BYTES_MAX).to_owned()));
+            return Err(ProtocolError::UnknownExport(
+                wire::cut(name, MESSAGE_BYTES_MAX).to_owned(),
+            ));
         };
         output.extend_from_slice(&export.size_bytes.to_be_bytes());
         output.extend_from_slice(&export.transmission_flags(self.structured).to_be_bytes());
@@ -359,11 +362,21 @@ impl Handshake {
         reply(output, option, wire::REP_INFO, &[&size]);
         if info.asks(wire::INFO_NAME) {
             let name = wire::cut(export.name, wire::STRING_BYTES_MAX);
-            reply(output, option, wire::REP_INFO, &[&wire::INFO_NAME.to_be_bytes(), name.as_bytes()]);
+            reply(
+                output,
+                option,
+                wire::REP_INFO,
+                &[&wire::INFO_NAME.to_be_bytes(), name.as_bytes()],
+            );
         }
         if info.asks(wire::INFO_DESCRIPTION) && !export.description.is_empty() {
             let text = wire::cut(export.description, wire::STRING_BYTES_MAX);
-            reply(output, option, wire::REP_INFO, &[&wire::INFO_DESCRIPTION.to_be_bytes(), text.as_bytes()]);
+            reply(
+                output,
+                option,
+                wire::REP_INFO,
+                &[&wire::INFO_DESCRIPTION.to_be_bytes(), text.as_bytes()],
+            );
         }
         let sizes = export.block_sizes;
         if info.asks(wire::INFO_BLOCK_SIZE) || sizes != BlockSizes::default() {
@@ -453,7 +466,9 @@ fn is_early<E: Exports + ?Sized>(option: u32, data: &[u8], exports: &E) -> bool 
     let name = match option {
         wire::OPT_EXPORT_NAME => export_name(data),
         wire::OPT_INFO | wire::OPT_GO => Info::parse(data).map(|info| info.name),
-        wire::OPT_LIST_META_CONTEXT | wire::OPT_SET_META_CONTEXT => Meta::parse(data).map(|meta| meta.name),
+        wire::OPT_LIST_META_CONTEXT | wire::OPT_SET_META_CONTEXT => {
+            Meta::parse(data).map(|meta| meta.name)
+        }
         _ => return false,
     };
     name.is_ok_and(|name| exports.find(name).is_none() && exports.is_coming(name))
@@ -475,7 +490,12 @@ fn list<E: Exports + ?Sized>(exports: &E, output: &mut Vec<u8>) {
         listed += 1;
         let len = (export.name.len() as u32).to_be_bytes();
         let text = wire::cut(export.description, wire::STRING_BYTES_MAX);
-        reply(output, wire::OPT_LIST, wire::REP_SERVER, &[&len, export.name.as_bytes(), text.as_bytes()]);
+        reply(
+            output,
+            wire::OPT_LIST,
+            wire::REP_SERVER,
+            &[&len, export.name.as_bytes(), text.as_bytes()],
+        );
     });
     reply(output, wire::OPT_LIST, wire::REP_ACK, &[]);
 }

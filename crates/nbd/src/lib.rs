@@ -28,9 +28,11 @@ pub use context::{Context, Contexts};
 pub use errno::Errno;
 pub use export::{BlockSizes, Export, Exports};
 pub use handshake::{
-    Handshake, LISTED_EXPORTS_MAX, OPTION_BYTES_MAX, OPTION_SKIP_BYTES_MAX, OPTIONS_MAX, ProtocolError,
-    Session, Step,
+    Handshake, LISTED_EXPORTS_MAX, OPTION_BYTES_MAX, OPTION_SKIP_BYTES_MAX, OPTIONS_MAX,
+    ProtocolError, Session, Step,
 };
 pub use option::QUERIES_MAX;
-pub use request::{Command, Incoming, Refusal, Request, WRITE_SKIP_BYTES_MAX, encode as encode_request};
+pub use request::{
+    Command, Incoming, Refusal, Request, WRITE_SKIP_BYTES_MAX, encode as encode_request,
+};
 pub use uri::{NbdUri, SOCKET_PATH_BYTES_MAX, Transport, UriError};

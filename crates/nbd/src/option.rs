@@ -31,7 +31,9 @@ pub(crate) struct Info<'a> {
 impl Info<'_> {
     pub(crate) fn parse(data: &[u8]) -> Result<Info<'_>, Refused> {
         let mut reader = Reader(data);
-        let name = export_name(reader.string().ok_or(invalid("the export name does not fit the option"))?)?;
+        let name = export_name(
+            reader.string().ok_or(invalid("the export name does not fit the option"))?,
+        )?;
         let count = reader.u16().ok_or(invalid("the number of information requests is missing"))?;
         if reader.0.len() != 2 * usize::from(count) {
             return Err(invalid("the length does not fit the number of information requests"));
@@ -65,7 +67,9 @@ pub(crate) struct Meta<'a> {
 impl<'a> Meta<'a> {
     pub(crate) fn parse(data: &'a [u8]) -> Result<Meta<'a>, Refused> {
         let mut reader = Reader(data);
-        let name = export_name(reader.string().ok_or(invalid("the export name does not fit the option"))?)?;
+        let name = export_name(
+            reader.string().ok_or(invalid("the export name does not fit the option"))?,
+        )?;
         let count = reader.u32().ok_or(invalid("the number of queries is missing"))?;
         let queries = reader;
         // The client chooses the count, so the count is checked before the loop runs that many
@@ -126,10 +130,19 @@ mod tests {
         assert!(info.asks(wire::INFO_NAME) && info.asks(wire::INFO_BLOCK_SIZE));
         assert!(!info.asks(wire::INFO_EXPORT) && !info.asks(wire::INFO_DESCRIPTION));
         for cut in 0..data.len() {
-            assert_eq!(Info::parse(&data[..cut]).expect_err("cut short").reply, wire::REP_ERR_INVALID);
+            assert_eq!(
+                Info::parse(&data[..cut]).expect_err("cut short").reply,
+                wire::REP_ERR_INVALID
+            );
         }
-        assert_eq!(Info::parse(b"\0\0\0\x01\0\0\0").expect_err("zero byte").reply, wire::REP_ERR_INVALID);
-        assert_eq!(Info::parse(b"\0\0\0\x01\xff\0\0").expect_err("not UTF-8").reply, wire::REP_ERR_INVALID);
+        assert_eq!(
+            Info::parse(b"\0\0\0\x01\0\0\0").expect_err("zero byte").reply,
+            wire::REP_ERR_INVALID
+        );
+        assert_eq!(
+            Info::parse(b"\0\0\0\x01\xff\0\0").expect_err("not UTF-8").reply,
+            wire::REP_ERR_INVALID
+        );
         let many = [&b"\0\0\0\0\0\x41"[..], &[0; 2 * 65]].concat();
         assert_eq!(Info::parse(&many).expect_err("65 requests").reply, wire::REP_ERR_TOO_BIG);
     }
@@ -143,9 +156,18 @@ mod tests {
             assert!(Meta::parse(&data[..cut]).is_err(), "cut at {cut}");
         }
         assert!(Meta::parse(&[&data[..], b"x"].concat()).is_err());
-        assert_eq!(Meta::parse(&meta("v", u32::MAX, &[])).expect_err("count").reply, wire::REP_ERR_TOO_BIG);
+        assert_eq!(
+            Meta::parse(&meta("v", u32::MAX, &[])).expect_err("count").reply,
+            wire::REP_ERR_TOO_BIG
+        );
         let long = "a".repeat(4097);
-        assert_eq!(Meta::parse(&meta(&long, 0, &[])).expect_err("name").reply, wire::REP_ERR_TOO_BIG);
-        assert_eq!(Meta::parse(&meta("v", 1, &[&long])).expect_err("query").reply, wire::REP_ERR_INVALID);
+        assert_eq!(
+            Meta::parse(&meta(&long, 0, &[])).expect_err("name").reply,
+            wire::REP_ERR_TOO_BIG
+        );
+        assert_eq!(
+            Meta::parse(&meta("v", 1, &[&long])).expect_err("query").reply,
+            wire::REP_ERR_INVALID
+        );
     }
 }

@@ -29,7 +29,13 @@ fn simple_with(out: &mut Head, cookie: u64, error: u32) -> usize {
     Writer::new(out).u32(wire::MAGIC_SIMPLE_REPLY).u32(error).u64(cookie).used()
 }
 
-fn chunk<'a>(out: &'a mut [u8], done: bool, kind: u16, cookie: u64, payload_bytes: u32) -> Writer<'a> {
+fn chunk<'a>(
+    out: &'a mut [u8],
+    done: bool,
+    kind: u16,
+    cookie: u64,
+    payload_bytes: u32,
+) -> Writer<'a> {
     let mut writer = Writer::new(out);
     let flags = if done { wire::REPLY_FLAG_DONE } else { 0 };
     writer.u32(wire::MAGIC_STRUCTURED_REPLY).u16(flags).u16(kind).u64(cookie).u32(payload_bytes);
@@ -111,9 +117,19 @@ impl<'a> BlockStatus<'a> {
     ///
     /// # Panics
     /// If the buffer has no room for one descriptor.
-    pub fn new(out: &'a mut [u8], cookie: u64, context: u32, len: u32, one: bool) -> BlockStatus<'a> {
+    pub fn new(
+        out: &'a mut [u8],
+        cookie: u64,
+        context: u32,
+        len: u32,
+        one: bool,
+    ) -> BlockStatus<'a> {
         let room = out.len().saturating_sub(STATUS_HEAD_BYTES) / DESCRIPTOR_BYTES;
-        assert!(room > 0, "a block status chunk needs {} bytes", STATUS_HEAD_BYTES + DESCRIPTOR_BYTES);
+        assert!(
+            room > 0,
+            "a block status chunk needs {} bytes",
+            STATUS_HEAD_BYTES + DESCRIPTOR_BYTES
+        );
         let descriptors_max = if one { 1 } else { room.min(DESCRIPTORS_MAX) };
         BlockStatus { out, cookie, context, descriptors: 0, descriptors_max, left: len, last: None }
     }
@@ -157,7 +173,8 @@ impl<'a> BlockStatus<'a> {
         }
         self.write_last();
         let payload = 4 + self.descriptors * DESCRIPTOR_BYTES;
-        chunk(self.out, done, wire::REPLY_BLOCK_STATUS, self.cookie, payload as u32).u32(self.context);
+        chunk(self.out, done, wire::REPLY_BLOCK_STATUS, self.cookie, payload as u32)
+            .u32(self.context);
         wire::CHUNK_HEADER_BYTES + payload
     }
 }
@@ -191,7 +208,8 @@ mod tests {
             out[..used],
             *b"\x66\x8e\x33\xef\0\x01\x80\x01\0\0\0\0\0\0\0\x05\0\0\0\x08\0\0\0\x05\0\x02no"
         );
-        let used = error_at(&mut out, 6, &Fault { errno: Errno::Io, offset: 9, message: "" }, false);
+        let used =
+            error_at(&mut out, 6, &Fault { errno: Errno::Io, offset: 9, message: "" }, false);
         assert_eq!(
             out[..used],
             *b"\x66\x8e\x33\xef\0\0\x80\x02\0\0\0\0\0\0\0\x06\0\0\0\x0e\0\0\0\x05\0\0\0\0\0\0\0\0\0\x09"
@@ -211,7 +229,8 @@ mod tests {
     }
 
     fn descriptors(chunk: &[u8]) -> Vec<(u32, u32)> {
-        let word = |at: usize| u32::from_be_bytes(chunk[at..at + 4].try_into().expect("four bytes"));
+        let word =
+            |at: usize| u32::from_be_bytes(chunk[at..at + 4].try_into().expect("four bytes"));
         assert_eq!(word(16) as usize, chunk.len() - wire::CHUNK_HEADER_BYTES);
         (STATUS_HEAD_BYTES..chunk.len()).step_by(8).map(|at| (word(at), word(at + 4))).collect()
     }
@@ -220,7 +239,9 @@ mod tests {
     fn block_status_merges_cuts_and_never_is_empty() {
         let mut out = [0; 256];
         let mut status = BlockStatus::new(&mut out, 1, 2, 10_000, false);
-        assert!(status.push(4096, 1) && status.push(0, 7) && status.push(1000, 1) && status.push(4, 0));
+        assert!(
+            status.push(4096, 1) && status.push(0, 7) && status.push(1000, 1) && status.push(4, 0)
+        );
         assert!(!status.push(u64::MAX, 3));
         assert!(!status.push(5, 4));
         let used = status.finish(true);

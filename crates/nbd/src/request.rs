@@ -64,7 +64,9 @@ impl Command {
                     | flag(no_hole, wire::CMD_FLAG_NO_HOLE)
                     | flag(fast_zero, wire::CMD_FLAG_FAST_ZERO),
             ),
-            Command::BlockStatus { one } => (wire::CMD_BLOCK_STATUS, flag(one, wire::CMD_FLAG_REQ_ONE)),
+            Command::BlockStatus { one } => {
+                (wire::CMD_BLOCK_STATUS, flag(one, wire::CMD_FLAG_REQ_ONE))
+            }
         }
     }
 
@@ -113,9 +115,21 @@ impl Request {
 }
 
 /// A header in wire format with any numbers: for tests, and for `DISC`.
-pub fn encode(flags: u16, kind: u16, cookie: u64, offset: u64, len: u32) -> [u8; wire::REQUEST_BYTES] {
+pub fn encode(
+    flags: u16,
+    kind: u16,
+    cookie: u64,
+    offset: u64,
+    len: u32,
+) -> [u8; wire::REQUEST_BYTES] {
     let mut out = [0; wire::REQUEST_BYTES];
-    Writer::new(&mut out).u32(wire::MAGIC_REQUEST).u16(flags).u16(kind).u64(cookie).u64(offset).u32(len);
+    Writer::new(&mut out)
+        .u32(wire::MAGIC_REQUEST)
+        .u16(flags)
+        .u16(kind)
+        .u64(cookie)
+        .u64(offset)
+        .u32(len);
     out
 }
 
@@ -176,7 +190,9 @@ impl Session {
         });
         Ok(match checked {
             Ok(request) => Incoming::Execute(request),
-            Err((errno, message)) => Incoming::Refuse(Refusal { cookie, errno, message, payload_bytes }),
+            Err((errno, message)) => {
+                Incoming::Refuse(Refusal { cookie, errno, message, payload_bytes })
+            }
         })
     }
 
@@ -243,7 +259,9 @@ impl Session {
             }
             return Ok(());
         }
-        if matches!(command, Command::BlockStatus { .. }) && (self.contexts.is_empty() || !self.structured) {
+        if matches!(command, Command::BlockStatus { .. })
+            && (self.contexts.is_empty() || !self.structured)
+        {
             return Err((Errno::Inval, "no metadata context was selected"));
         }
         if len == 0 {

@@ -60,13 +60,17 @@ pub enum UriError {
         len: usize,
     },
     /// `nbd+unix` with a host.
-    #[error("'{0}' names a host for a unix socket: write nbd+unix:///NAME?socket=PATH, with three slashes")]
+    #[error(
+        "'{0}' names a host for a unix socket: write nbd+unix:///NAME?socket=PATH, with three slashes"
+    )]
     UnixHost(String),
     /// `nbd` without a host.
     #[error("'{0}' names no host: write nbd://HOST[:PORT]/NAME")]
     NoHost(String),
     /// A malformed host.
-    #[error("'{0}' has a malformed host: write a name, an IPv4 address or an IPv6 address in [brackets]")]
+    #[error(
+        "'{0}' has a malformed host: write a name, an IPv4 address or an IPv6 address in [brackets]"
+    )]
     Host(String),
     /// A port that is not a number from 1 to 65535.
     #[error("'{0}' has a malformed port: a number from 1 to 65535 is wanted")]
@@ -82,7 +86,9 @@ pub enum UriError {
         parameter: String,
     },
     /// A `%` without two hexadecimal digits.
-    #[error("'{0}' has a '%' that two hexadecimal digits do not follow: write '%25' for a percent sign")]
+    #[error(
+        "'{0}' has a '%' that two hexadecimal digits do not follow: write '%25' for a percent sign"
+    )]
     Percent(String),
     /// An export name that the protocol does not allow.
     #[error(
@@ -187,7 +193,10 @@ fn unknown_parameter(uri: &str, parameter: &str) -> UriError {
 }
 
 fn parameters(query: &str) -> impl Iterator<Item = (&str, &str)> {
-    query.split('&').filter(|part| !part.is_empty()).map(|part| part.split_once('=').unwrap_or((part, "")))
+    query
+        .split('&')
+        .filter(|part| !part.is_empty())
+        .map(|part| part.split_once('=').unwrap_or((part, "")))
 }
 
 /// Decodes percent-encoding; `None` where two hexadecimal digits do not follow a `%`.
@@ -248,7 +257,10 @@ mod tests {
     use proptest::prelude::*;
 
     fn tcp_uri(host: &str, port: u16, export: &str) -> NbdUri {
-        NbdUri { transport: Transport::Tcp { host: host.to_owned(), port }, export: export.to_owned() }
+        NbdUri {
+            transport: Transport::Tcp { host: host.to_owned(), port },
+            export: export.to_owned(),
+        }
     }
 
     fn unix_uri(socket: &str, export: &str) -> NbdUri {

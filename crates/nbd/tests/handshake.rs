@@ -3,15 +3,16 @@
 
 use proptest::prelude::*;
 use tidepool_nbd::{
-    Contexts, Export, Exports, Handshake, LISTED_EXPORTS_MAX, OPTION_BYTES_MAX, OPTION_SKIP_BYTES_MAX,
-    OPTIONS_MAX, ProtocolError, Session, Step, wire,
+    Contexts, Export, Exports, Handshake, LISTED_EXPORTS_MAX, OPTION_BYTES_MAX,
+    OPTION_SKIP_BYTES_MAX, OPTIONS_MAX, ProtocolError, Session, Step, wire,
 };
 
 const FIXED: u32 = wire::HANDSHAKE_FIXED_NEWSTYLE as u32;
 const NO_ZEROES: u32 = wire::HANDSHAKE_NO_ZEROES as u32;
 
 fn exports() -> [Export<'static>; 2] {
-    let golden = Export { read_only: true, description: "a text", ..Export::new(8, "golden", 1 << 20) };
+    let golden =
+        Export { read_only: true, description: "a text", ..Export::new(8, "golden", 1 << 20) };
     [Export::new(7, "disk", 1 << 30), golden]
 }
 
@@ -83,7 +84,8 @@ fn meta(name: &str, queries: &[&str]) -> Vec<u8> {
 fn replies(option: u32, mut bytes: &[u8]) -> Vec<(u32, Vec<u8>)> {
     let mut all = Vec::new();
     while !bytes.is_empty() {
-        let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        let word =
+            |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         assert_eq!(bytes[..8], wire::MAGIC_OPTION_REPLY.to_be_bytes());
         assert_eq!(word(8), option);
         let (kind, len) = (word(12), word(16) as usize);
@@ -126,14 +128,20 @@ fn export_name_is_answered_with_or_without_zeroes() {
 #[test]
 fn a_client_without_fixed_newstyle_has_one_option() {
     let mut talk = Talk::begin(NO_ZEROES);
-    assert_eq!(talk.send(&message(wire::OPT_LIST, b"")), Err(ProtocolError::NotFixed(wire::OPT_LIST)));
+    assert_eq!(
+        talk.send(&message(wire::OPT_LIST, b"")),
+        Err(ProtocolError::NotFixed(wire::OPT_LIST))
+    );
 }
 
 #[test]
 fn abort_is_acknowledged_whatever_comes_with_it() {
     for data in [&b""[..], b"because"] {
         let mut talk = Talk::begin(FIXED);
-        assert_eq!(talk.option(wire::OPT_ABORT, data), (vec![(wire::REP_ACK, Vec::new())], Step::Closed));
+        assert_eq!(
+            talk.option(wire::OPT_ABORT, data),
+            (vec![(wire::REP_ACK, Vec::new())], Step::Closed)
+        );
         // The handshake takes no more bytes.
         let mut output = Vec::new();
         let after = talk.handshake.receive(b"more", &talk.exports[..], &mut output);
@@ -156,7 +164,8 @@ fn list_names_and_describes_every_export() {
 #[test]
 fn info_tells_what_was_asked_and_go_starts() {
     let mut talk = Talk::begin(FIXED);
-    let size = |flags: u16, bytes: u64| [&[0, 0][..], &bytes.to_be_bytes(), &flags.to_be_bytes()].concat();
+    let size =
+        |flags: u16, bytes: u64| [&[0, 0][..], &bytes.to_be_bytes(), &flags.to_be_bytes()].concat();
     let golden_flags = exports()[1].transmission_flags(false);
     let (told, step) = talk.option(wire::OPT_INFO, &info("golden", &[3, 99, 1, 2]));
     assert_eq!(step, Step::Continue);
@@ -223,7 +232,10 @@ fn long_options_are_skipped_and_absurd_ones_end_the_connection() {
     assert_eq!(talk.send(&absurd[..16]), Err(error));
     // `EXPORT_NAME` has no reply that could report an error.
     let name = message(wire::OPT_EXPORT_NAME, &long);
-    assert!(matches!(Talk::begin(FIXED).send(&name[..16]), Err(ProtocolError::OptionTooLong { .. })));
+    assert!(matches!(
+        Talk::begin(FIXED).send(&name[..16]),
+        Err(ProtocolError::OptionTooLong { .. })
+    ));
 }
 
 #[test]
@@ -243,7 +255,8 @@ fn contexts_need_structured_replies() {
             (wire::REP_ACK, Vec::new())
         ]
     );
-    let (set, _) = talk.option(wire::OPT_SET_META_CONTEXT, &meta("disk", &["tidepool:dirty", "qemu:x"]));
+    let (set, _) =
+        talk.option(wire::OPT_SET_META_CONTEXT, &meta("disk", &["tidepool:dirty", "qemu:x"]));
     assert_eq!(set, [(context, b"\0\0\0\x02tidepool:dirty".to_vec()), (wire::REP_ACK, Vec::new())]);
     let session = talk.go("disk");
     assert!(session.structured);
@@ -272,7 +285,12 @@ fn contexts_hold_for_the_name_that_they_were_set_for() {
         ),
         (
             "set for no export",
-            |talk| assert_eq!(talk.only(wire::OPT_SET_META_CONTEXT, &meta("x", &[])), wire::REP_ERR_UNKNOWN),
+            |talk| {
+                assert_eq!(
+                    talk.only(wire::OPT_SET_META_CONTEXT, &meta("x", &[])),
+                    wire::REP_ERR_UNKNOWN
+                )
+            },
             Contexts::NONE,
         ),
         (
@@ -425,9 +443,13 @@ fn an_option_for_an_export_on_its_way_waits_and_is_answered_once_it_is_there_or_
             exports.is_here.set(comes);
             exports.is_awaited.set(false);
             match feed(&[]) {
-                Ok((0, Step::Transmission(session))) => assert!(comes && chooses && session.export == 3),
+                Ok((0, Step::Transmission(session))) => {
+                    assert!(comes && chooses && session.export == 3)
+                }
                 Ok((0, Step::Continue)) => assert!(!comes || !chooses),
-                Err(ProtocolError::UnknownExport(_)) => assert!(!comes && option == wire::OPT_EXPORT_NAME),
+                Err(ProtocolError::UnknownExport(_)) => {
+                    assert!(!comes && option == wire::OPT_EXPORT_NAME)
+                }
                 other => panic!("{option}: {other:?}"),
             }
             if option != wire::OPT_EXPORT_NAME {
@@ -444,10 +466,16 @@ fn nobody_waits_for_other_exports_or_while_the_server_shuts_down() {
     let mut talk = Talk::begin(FIXED | NO_ZEROES);
     let mut output = Vec::new();
     let other = message(wire::OPT_GO, &info("other", &[]));
-    assert_eq!(talk.handshake.receive(&other, &exports, &mut output), Ok((other.len(), Step::Continue)));
+    assert_eq!(
+        talk.handshake.receive(&other, &exports, &mut output),
+        Ok((other.len(), Step::Continue))
+    );
     talk.handshake.shut_down();
     let late = message(wire::OPT_GO, &info("late", &[]));
-    assert_eq!(talk.handshake.receive(&late, &exports, &mut output), Ok((late.len(), Step::Continue)));
+    assert_eq!(
+        talk.handshake.receive(&late, &exports, &mut output),
+        Ok((late.len(), Step::Continue))
+    );
     let kinds: Vec<u32> = replies(wire::OPT_GO, &output).iter().map(|(kind, _)| *kind).collect();
     assert_eq!(kinds, [wire::REP_ERR_UNKNOWN, wire::REP_ERR_SHUTDOWN]);
 }

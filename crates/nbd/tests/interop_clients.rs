@@ -42,7 +42,8 @@ fn nbdinfo_sees_what_is_offered() {
         assert!(text.contains(line), "no '{line}' in:\n{text}");
     }
     let text = run_well("nbdinfo", "libnbd-bin", &[&server.tcp_uri("golden")]);
-    for line in ["export-size: 8389120", "is_read_only: true", "can_trim: false", "can_zero: false"] {
+    for line in ["export-size: 8389120", "is_read_only: true", "can_trim: false", "can_zero: false"]
+    {
         assert!(text.contains(line), "no '{line}' in:\n{text}");
     }
     let text = run_well("nbdinfo", "libnbd-bin", &["--list", "--no-content", &server.uri("")]);
@@ -59,9 +60,14 @@ fn nbdinfo_sees_what_is_offered() {
 #[test]
 fn nbdinfo_maps_both_contexts() {
     let server = server();
-    nbdsh(&server.uri("disk"), "h.pwrite(b'x' * 8192, 4096); h.flush(); h.pwrite(b'y' * 4096, 65536)");
+    nbdsh(
+        &server.uri("disk"),
+        "h.pwrite(b'x' * 8192, 4096); h.flush(); h.pwrite(b'y' * 4096, 65536)",
+    );
     let fields = |text: String| -> Vec<String> {
-        text.lines().map(|line| line.split_whitespace().take(3).collect::<Vec<_>>().join(" ")).collect()
+        text.lines()
+            .map(|line| line.split_whitespace().take(3).collect::<Vec<_>>().join(" "))
+            .collect()
     };
     let allocation = run_well("nbdinfo", "libnbd-bin", &["--map", &server.uri("disk")]);
     let expected = ["0 4096 3", "4096 8192 0", "12288 53248 3", "65536 4096 0", "69632 67039232 3"];
@@ -347,8 +353,8 @@ fn fio_verifies_what_it_wrote() {
         "--output-format=terse",
     ];
     let output = run("fio", "fio", &job);
-    let text =
-        String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned()
+        + &String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && !text.contains("verify:"), "{text}");
     assert_eq!(server.errors(), [""; 0]);
 }

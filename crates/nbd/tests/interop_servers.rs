@@ -29,15 +29,23 @@ fn is_listening(socket: &Path) -> bool {
 }
 
 impl Foreign {
-    fn start(tool: &str, package: &str, arguments: impl FnOnce(&Path, &TempDir) -> Vec<String>) -> Foreign {
+    fn start(
+        tool: &str,
+        package: &str,
+        arguments: impl FnOnce(&Path, &TempDir) -> Vec<String>,
+    ) -> Foreign {
         let dir = TempDir::new();
         let socket = dir.join("s");
         let mut command = Process::new(tool);
         let log = std::fs::File::create(dir.join("log")).expect("a file in a fresh directory");
-        command.args(arguments(&socket, &dir)).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let child = command
-            .spawn()
-            .unwrap_or_else(|e| panic!("cannot run {tool}: {e}; install it with: apt-get install {package}"));
+        command
+            .args(arguments(&socket, &dir))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
+        let child = command.spawn().unwrap_or_else(|e| {
+            panic!("cannot run {tool}: {e}; install it with: apt-get install {package}")
+        });
         let mut server = Foreign { child, dir };
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(60) {
@@ -55,7 +63,8 @@ impl Foreign {
 
     fn nbdkit(options: &[&str]) -> Foreign {
         Foreign::start("nbdkit", "nbdkit", |socket, _| {
-            let mut arguments = vec!["-f".to_owned(), "-U".to_owned(), socket.display().to_string()];
+            let mut arguments =
+                vec!["-f".to_owned(), "-U".to_owned(), socket.display().to_string()];
             arguments.extend(options.iter().map(|&option| option.to_owned()));
             arguments
         })
@@ -170,7 +179,10 @@ fn exercise(client: &mut Client) {
         assert!(zeroes.iter().all(|&byte| byte == 0), "zeroed bytes are not zero");
     }
     let error = client.read(size, &mut [0; 512]).expect_err("a read behind the end");
-    assert!(matches!(&error, ClientError::Failed(failure) if failure.errno == Errno::Inval), "{error}");
+    assert!(
+        matches!(&error, ClientError::Failed(failure) if failure.errno == Errno::Inval),
+        "{error}"
+    );
 
     for i in 0..500_u64 {
         client.submit_write(i, i * 8192, &pattern(4096, i), false).expect("submit a write");
@@ -235,11 +247,19 @@ fn an_oldstyle_server_is_named_as_such() {
 
 #[test]
 fn a_foreign_servers_errors_reach_the_caller() {
-    let server =
-        Foreign::nbdkit(&["--filter=error", "memory", "1M", "error-pread=ENOSPC", "error-pread-rate=100%"]);
+    let server = Foreign::nbdkit(&[
+        "--filter=error",
+        "memory",
+        "1M",
+        "error-pread=ENOSPC",
+        "error-pread-rate=100%",
+    ]);
     let mut client = connect(&server.uri(""), Wanted::new(""));
     let error = client.read(0, &mut [0; 512]).expect_err("the filter fails reads");
-    assert!(matches!(&error, ClientError::Failed(failure) if failure.errno == Errno::NoSpc), "{error}");
+    assert!(
+        matches!(&error, ClientError::Failed(failure) if failure.errno == Errno::NoSpc),
+        "{error}"
+    );
     client.write(0, &[1; 512]).expect("writes go on");
 }
 
@@ -250,9 +270,21 @@ fn qemu_nbd_understands_us() {
         let file = std::fs::File::create(&image).expect("a file in a fresh directory");
         file.set_len(64 * MIB).expect("a sparse file");
         let (socket, image) = (socket.display().to_string(), image.display().to_string());
-        ["-t", "-f", "raw", "--discard=unmap", "-x", "the disk", "-D", "a description", "-k", &socket, &image]
-            .map(str::to_owned)
-            .to_vec()
+        [
+            "-t",
+            "-f",
+            "raw",
+            "--discard=unmap",
+            "-x",
+            "the disk",
+            "-D",
+            "a description",
+            "-k",
+            &socket,
+            &image,
+        ]
+        .map(str::to_owned)
+        .to_vec()
     });
     let wanted = Wanted {
         contexts: vec!["base:allocation".to_owned(), "qemu:nothing".to_owned()],
@@ -295,7 +327,8 @@ fn our_server_understands_us_over_both_transports() {
     let mut client = connect(&server.uri("b").parse().expect("a URI"), Wanted::new("b"));
     let error = client.write(0, &[0; 512]).expect_err("read-only");
     assert!(error.to_string().contains("the export is read-only"), "{error}");
-    let error = BlockingClient::connect(&server.uri("c").parse().expect("a URI")).expect_err("no export");
+    let error =
+        BlockingClient::connect(&server.uri("c").parse().expect("a URI")).expect_err("no export");
     assert!(error.to_string().contains("there is no export \\\"c\\\""), "{error}");
     assert_eq!(server.errors(), [""; 0]);
 }
@@ -355,19 +388,24 @@ fn two_threads_share_a_connection() {
 fn a_server_that_hangs_runs_into_the_timeout() {
     let dir = TempDir::new();
     let _listener = std::os::unix::net::UnixListener::bind(dir.join("s")).expect("a socket");
-    let uri: NbdUri = format!("nbd+unix:///?socket={}", dir.join("s").display()).parse().expect("a URI");
+    let uri: NbdUri =
+        format!("nbd+unix:///?socket={}", dir.join("s").display()).parse().expect("a URI");
     let timeout = Some(Duration::from_millis(20));
-    let error = BlockingClient::connect_with(&uri, Wanted::new(""), timeout).expect_err("nobody answers");
+    let error =
+        BlockingClient::connect_with(&uri, Wanted::new(""), timeout).expect_err("nobody answers");
     assert!(error.to_string().starts_with("cannot receive from the NBD server: "), "{error}");
 }
 
 #[test]
 fn a_server_that_is_not_there_is_named() {
-    let error = BlockingClient::connect(&"nbd+unix:///x?socket=/nonexistent/s".parse().expect("a URI"))
-        .expect_err("no socket");
+    let error =
+        BlockingClient::connect(&"nbd+unix:///x?socket=/nonexistent/s".parse().expect("a URI"))
+            .expect_err("no socket");
     let text = error.to_string();
     assert!(
-        text.starts_with("cannot connect to the NBD server at nbd+unix:///x?socket=/nonexistent/s: "),
+        text.starts_with(
+            "cannot connect to the NBD server at nbd+unix:///x?socket=/nonexistent/s: "
+        ),
         "{text}"
     );
 }

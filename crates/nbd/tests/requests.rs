@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use tidepool_nbd::{
-    BlockSizes, Command, Contexts, Errno, Export, Incoming, ProtocolError, Refusal, Request, Session,
-    WRITE_SKIP_BYTES_MAX, encode_request, wire,
+    BlockSizes, Command, Contexts, Errno, Export, Incoming, ProtocolError, Refusal, Request,
+    Session, WRITE_SKIP_BYTES_MAX, encode_request, wire,
 };
 
 const SIZE: u64 = (100 << 20) + 1;
@@ -44,9 +44,14 @@ fn ranges_outside_of_the_export_get_the_errors_of_the_protocol() {
         (wire::CMD_WRITE_ZEROES, Errno::NoSpc),
         (wire::CMD_BLOCK_STATUS, Errno::Inval),
     ] {
-        for (offset, len) in [(SIZE, 1), (SIZE - 1, 2), (u64::MAX, 1), (u64::MAX - 511, 512), (1 << 63, 4096)]
+        for (offset, len) in
+            [(SIZE, 1), (SIZE - 1, 2), (u64::MAX, 1), (u64::MAX - 511, 512), (1 << 63, 4096)]
         {
-            assert_eq!(refused(&session, 0, kind, offset, len).errno, errno, "{kind} {offset} {len}");
+            assert_eq!(
+                refused(&session, 0, kind, offset, len).errno,
+                errno,
+                "{kind} {offset} {len}"
+            );
         }
         assert_eq!(refused(&session, 0, kind, 0, 0).errno, Errno::Inval, "empty range of {kind}");
         let last = session.request(&encode_request(0, kind, 0, SIZE - 1, 1));
@@ -78,7 +83,10 @@ fn flags_count_only_where_they_belong() {
                 );
             } else {
                 let taken = session.request(&encode_request(flag, kind, 0, 0, len));
-                assert!(matches!(taken, Ok(Incoming::Execute(_))), "{kind} with {flag:#x}: {taken:?}");
+                assert!(
+                    matches!(taken, Ok(Incoming::Execute(_))),
+                    "{kind} with {flag:#x}: {taken:?}"
+                );
             }
         }
     }
@@ -110,7 +118,8 @@ fn a_flush_has_no_range() {
 #[test]
 fn a_read_only_export_is_not_written() {
     let mut session = session(true);
-    session.flags = Export { read_only: true, ..Export::new(1, "disk", SIZE) }.transmission_flags(true);
+    session.flags =
+        Export { read_only: true, ..Export::new(1, "disk", SIZE) }.transmission_flags(true);
     for kind in [wire::CMD_WRITE, wire::CMD_TRIM, wire::CMD_WRITE_ZEROES] {
         // A wrong range changes nothing: read-only is checked before the range.
         for offset in [0, SIZE] {
@@ -118,7 +127,10 @@ fn a_read_only_export_is_not_written() {
         }
     }
     for (kind, len) in [(wire::CMD_READ, 512), (wire::CMD_FLUSH, 0), (wire::CMD_CACHE, 512)] {
-        assert!(matches!(session.request(&encode_request(0, kind, 0, 0, len)), Ok(Incoming::Execute(_))));
+        assert!(matches!(
+            session.request(&encode_request(0, kind, 0, 0, len)),
+            Ok(Incoming::Execute(_))
+        ));
     }
 }
 
@@ -129,7 +141,10 @@ fn long_payloads_are_refused_and_absurd_ones_end_the_connection() {
     assert_eq!(refused(&simple, 0, wire::CMD_READ, 0, PAYLOAD + 1).errno, Errno::Inval);
     assert_eq!(refused(&structured, 0, wire::CMD_CACHE, 0, PAYLOAD + 1).errno, Errno::Overflow);
     assert_eq!(refused(&structured, 0, wire::CMD_WRITE, 0, PAYLOAD + 1).errno, Errno::Inval);
-    assert_eq!(refused(&structured, 0, wire::CMD_WRITE, 0, WRITE_SKIP_BYTES_MAX).errno, Errno::Inval);
+    assert_eq!(
+        refused(&structured, 0, wire::CMD_WRITE, 0, WRITE_SKIP_BYTES_MAX).errno,
+        Errno::Inval
+    );
     let len = WRITE_SKIP_BYTES_MAX + 1;
     let absurd = structured.request(&encode_request(0, wire::CMD_WRITE, 0, 0, len));
     assert_eq!(absurd, Err(ProtocolError::PayloadTooLong(len)));
@@ -164,7 +179,10 @@ fn ranges_are_aligned_to_the_minimum_block_size() {
         assert_eq!(refused(&session, 0, wire::CMD_READ, offset, len).errno, Errno::Inval);
         assert_eq!(refused(&session, 0, wire::CMD_WRITE, offset, len).errno, Errno::Inval);
     }
-    assert!(matches!(session.request(&encode_request(0, 0, 0, 512, 1024)), Ok(Incoming::Execute(_))));
+    assert!(matches!(
+        session.request(&encode_request(0, 0, 0, 512, 1024)),
+        Ok(Incoming::Execute(_))
+    ));
 }
 
 fn commands() -> impl Strategy<Value = Command> {
@@ -227,8 +245,9 @@ proptest! {
 #[test]
 fn a_goodbye_is_found_behind_whole_requests_alone() {
     let session = session(true);
-    let write =
-        |len: u32| [&encode_request(0, wire::CMD_WRITE, 1, 0, len)[..], &vec![7; len as usize]].concat();
+    let write = |len: u32| {
+        [&encode_request(0, wire::CMD_WRITE, 1, 0, len)[..], &vec![7; len as usize]].concat()
+    };
     let read = encode_request(0, wire::CMD_READ, 2, 0, 4096).to_vec();
     let unknown = encode_request(0, 99, 3, 0, 0).to_vec();
     let goodbye = encode_request(0, wire::CMD_DISC, 0, 0, 0).to_vec();

@@ -6,7 +6,8 @@ use proptest::sample::Index;
 use std::collections::BTreeMap;
 use tidepool_nbd::client::{self, Failure, Negotiated, Pipeline, Sink, Wanted};
 use tidepool_nbd::{
-    BlockSizes, Command, Contexts, Errno, Export, Handshake, Incoming, Request, Session, Step, reply, wire,
+    BlockSizes, Command, Contexts, Errno, Export, Handshake, Incoming, Request, Session, Step,
+    reply, wire,
 };
 
 /// Runs both sides of a handshake over two pipes that deliver `pieces` bytes at a time.
@@ -19,14 +20,16 @@ fn handshake(wanted: Wanted, exports: &[Export<'_>], pieces: &[usize]) -> (Negot
         let len = (*piece).min(to_client.len());
         let bytes: Vec<u8> = to_client.drain(..len).collect();
         if negotiated.is_none() && len > 0 {
-            let (taken, outcome) = client.receive(&bytes, &mut to_server).expect("the server is right");
+            let (taken, outcome) =
+                client.receive(&bytes, &mut to_server).expect("the server is right");
             assert_eq!(taken, len, "there is nothing behind the handshake");
             negotiated = outcome;
         }
         let len = (*piece).min(to_server.len());
         if session.is_none() && len > 0 {
-            let (taken, step) =
-                server.receive(&to_server[..len], exports, &mut to_client).expect("the client is right");
+            let (taken, step) = server
+                .receive(&to_server[..len], exports, &mut to_client)
+                .expect("the client is right");
             to_server.drain(..taken);
             if let Step::Transmission(agreed) = step {
                 session = Some(agreed);
@@ -226,7 +229,8 @@ fn commands(structured: bool) -> impl Strategy<Value = Command> {
 
 fn requests() -> impl Strategy<Value = (bool, Vec<(Command, u64, u32, bool)>)> {
     any::<bool>().prop_flat_map(|structured| {
-        let request = (commands(structured), 0..SIZE - 8192, 1..8192_u32, prop::bool::weighted(0.15));
+        let request =
+            (commands(structured), 0..SIZE - 8192, 1..8192_u32, prop::bool::weighted(0.15));
         (Just(structured), prop::collection::vec(request, 1..24))
     })
 }
@@ -326,14 +330,20 @@ fn replies_that_are_wrong_end_the_connection() {
         .concat()
     };
     let data = |offset: u64, len: usize, done: u16| {
-        chunk(done, wire::REPLY_OFFSET_DATA, 0, &[&offset.to_be_bytes()[..], &vec![1; len]].concat())
+        chunk(
+            done,
+            wire::REPLY_OFFSET_DATA,
+            0,
+            &[&offset.to_be_bytes()[..], &vec![1; len]].concat(),
+        )
     };
     let hole = |offset: u64, len: u32| {
         let payload = [&offset.to_be_bytes()[..], &len.to_be_bytes()].concat();
         chunk(0, wire::REPLY_OFFSET_HOLE, 0, &payload)
     };
-    let simple =
-        |cookie: u64| [&wire::MAGIC_SIMPLE_REPLY.to_be_bytes()[..], &[0; 4], &cookie.to_be_bytes()].concat();
+    let simple = |cookie: u64| {
+        [&wire::MAGIC_SIMPLE_REPLY.to_be_bytes()[..], &[0; 4], &cookie.to_be_bytes()].concat()
+    };
     for (case, command, bytes, line) in [
         ("magic", read, vec![0; 16], "wrong magic number"),
         ("cookie", read, chunk(1, 0, 1, b""), "belongs to no request"),
@@ -434,7 +444,8 @@ mod servers {
         let mut sent = Vec::new();
         let mut rest = output.get(4..).unwrap_or_default();
         while !rest.is_empty() {
-            let word = |at: usize| u32::from_be_bytes(rest[at..at + 4].try_into().expect("four bytes"));
+            let word =
+                |at: usize| u32::from_be_bytes(rest[at..at + 4].try_into().expect("four bytes"));
             sent.push(word(8));
             rest = &rest[16 + word(12) as usize..];
         }
@@ -498,9 +509,15 @@ mod servers {
             (vec![GREETING.to_vec(), reply(SR, wire::REP_INFO, b"")], "unexpected type"),
             (vec![GREETING.to_vec(), reply(SR, ACK, &[0; 70_000])], "too long"),
             (vec![GREETING.to_vec(), reply(SR, wire::REP_ERR_TLS_REQD, b"")], "demands TLS"),
-            (vec![GREETING.to_vec(), reply(SR, ACK, b""), reply(SET, 4, b"\0")], "context is malformed"),
+            (
+                vec![GREETING.to_vec(), reply(SR, ACK, b""), reply(SET, 4, b"\0")],
+                "context is malformed",
+            ),
             (vec![GREETING.to_vec(), before_go.clone(), reply(GO, ACK, b"")], "unexpected type"),
-            (vec![GREETING.to_vec(), before_go.clone(), reply(GO, 3, b"\0\0\0")], "information is malformed"),
+            (
+                vec![GREETING.to_vec(), before_go.clone(), reply(GO, 3, b"\0\0\0")],
+                "information is malformed",
+            ),
             (vec![GREETING.to_vec(), before_go.clone(), sizes(3, 4096, 4096)], "make no sense"),
             (vec![GREETING.to_vec(), before_go.clone(), sizes(1, 4096, 512)], "make no sense"),
             (
@@ -508,7 +525,11 @@ mod servers {
                 "no such export",
             ),
             (
-                vec![GREETING.to_vec(), before_go, reply(GO, wire::REP_ERR_POLICY, b"not\x1b[31m you")],
+                vec![
+                    GREETING.to_vec(),
+                    before_go,
+                    reply(GO, wire::REP_ERR_POLICY, b"not\x1b[31m you"),
+                ],
                 "refused the export: not\\u{1b}[31m you",
             ),
         ] {

@@ -23,7 +23,8 @@ pub enum Copies {
     Peer(Party),
 }
 
-/// The ownership record, as far as the second copy is concerned. It changes by compare-and-set of the whole of it.
+/// The ownership record, as far as the second copy is concerned. It changes by compare-and-set of
+/// the whole of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Record {
     /// Goes up with every owner, and with every return of one.
@@ -70,7 +71,8 @@ pub struct Tail {
 pub struct Copy {
     /// The owner's generation.
     pub generation: u64,
-    /// Newest sequence that it does not hold: the image has everything up to there before the copy counts.
+    /// Newest sequence that it does not hold: the image has everything up to there before the copy
+    /// counts.
     pub base: u64,
     /// Newest sequence in its log.
     pub logged: u64,
@@ -111,6 +113,7 @@ pub struct Arrived {
 pub struct Promise {
     /// Nothing of an owner before this generation is taken any more, once the core has recorded it.
     pub generation: u64,
-    /// What the ownership record is to say when, after that, everything of the copy is on stable media.
+    /// What the ownership record is to say when, after that, everything of the copy is on stable
+    /// media.
     pub after: Record,
 }

@@ -1,9 +1,9 @@
-//! A second copy of a volume, without I/O (RFC 9): who may do what as state machines, and what the two hosts say to each
-//! other as bytes ([`wire`]).
+//! A second copy of a volume, without I/O (RFC 9): who may do what as state machines, and what the
+//! two hosts say to each other as bytes ([`wire`]).
 //!
-//! Events go in, effects come out, and what stands in the ownership record changes by compare-and-set only. The
-//! rules are tried against crashes, restarts, lost messages and lost answers by a model (`tests/model/`), which
-//! drives these very machines.
+//! Events go in, effects come out, and what stands in the ownership record changes by
+//! compare-and-set only. The rules are tried against crashes, restarts, lost messages and lost
+//! answers by a model (`tests/model/`), which drives these very machines.
 
 /// As the core's: whether the deliberate bug is in force.
 macro_rules! mutated {

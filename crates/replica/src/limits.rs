@@ -1,12 +1,15 @@
-//! How long two hosts wait for each other, as one value that owner, peer, daemon and simulator share.
+//! How long two hosts wait for each other, as one value that owner, peer, daemon and simulator
+//! share.
 //!
-//! Drivers measure with their host's own clock (`CLOCK_BOOTTIME`), which goes on while a process is stopped or the host sleeps. It
-//! stands still while the host is a virtual machine that is paused. The last wait of a takeover may use a clock that stands still
-//! while the host sleeps: then the host waits longer.
+//! Drivers measure with their host's own clock (`CLOCK_BOOTTIME`), which goes on while a process is
+//! stopped or the host sleeps. It stands still while the host is a virtual machine that is paused.
+//! The last wait of a takeover may use a clock that stands still while the host sleeps: then the
+//! host waits longer.
 
 use tidepool_engine::api::Nanos;
 
-/// The shortest fence that the limits of a release have to fit: a minute, where backends fence for an hour and more.
+/// The shortest fence that the limits of a release have to fit: a minute, where backends fence for
+/// an hour and more.
 const FENCE_NS: Nanos = 60 * S;
 const _: () = assert!(Limits::SHIPPED.fit(FENCE_NS) && Limits::SHIPPED.times(10).fit(FENCE_NS));
 
@@ -18,8 +21,8 @@ const S: Nanos = 1_000 * MS;
 
 /// Time limits of two hosts that keep copies for each other, in nanoseconds.
 ///
-/// A host that takes a volume over relies on the lease of the owner. So both hosts use one lease: `Hello` carries the owner's, and
-/// a peer with another one refuses it.
+/// A host that takes a volume over relies on the lease of the owner. So both hosts use one lease:
+/// `Hello` carries the owner's, and a peer with another one refuses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Between two beats of a link.
@@ -28,7 +31,8 @@ pub struct Limits {
     pub silence_ns: Nanos,
     /// An owner takes reads for this time after the newest beat that its peer has echoed.
     pub lease_ns: Nanos,
-    /// A connected peer may echo a beat this much later than the lease allows. Then the owner drops the peer, because reads wait.
+    /// A connected peer may echo a beat this much later than the lease allows. Then the owner drops
+    /// the peer, because reads wait.
     pub late_ns: Nanos,
     /// A peer that is behind has to confirm a record within this time.
     pub progress_ns: Nanos,
@@ -42,11 +46,13 @@ pub struct Limits {
     pub connect_ns: Nanos,
     /// The first message of a host that has connected has to arrive within this time.
     pub hello_ns: Nanos,
-    /// A peer has to answer the first message within this time. It reads the ownership record first.
+    /// A peer has to answer the first message within this time. It reads the ownership record
+    /// first.
     pub welcome_ns: Nanos,
     /// A peer waits this long for the ownership record when it hears a `Hello`.
     pub record_ns: Nanos,
-    /// A host has to answer a question on an open connection (a record, a block of a moving volume) within this time.
+    /// A host has to answer a question on an open connection (a record, a block of a moving volume)
+    /// within this time.
     pub answer_ns: Nanos,
     /// A peer has to serve a volume that is handed over to it within this time.
     pub taken_ns: Nanos,
@@ -83,7 +89,8 @@ impl Limits {
         clients_ns: 500 * MS,
     };
 
-    /// These limits, each `n` times as long, but for beats and pauses: a machine that is slow for a while shows no more than that.
+    /// These limits, each `n` times as long, but for beats and pauses: a machine that is slow for a
+    /// while shows no more than that.
     pub const fn times(self, n: u64) -> Limits {
         Limits {
             beat_ns: self.beat_ns,
@@ -105,22 +112,25 @@ impl Limits {
         }
     }
 
-    /// How long a host that takes a volume over waits, from its last echoed beat on, until it serves the volume: the owner's lease and
-    /// a tenth of it, because one of the two clocks may run a tenth faster.
+    /// How long a host that takes a volume over waits, from its last echoed beat on, until it
+    /// serves the volume: the owner's lease and a tenth of it, because one of the two clocks may
+    /// run a tenth faster.
     pub const fn takeover_ns(&self) -> Nanos {
         self.lease_ns + self.lease_ns / 10
     }
 
-    /// How many of these nanoseconds are left `unfollowed_ns` after the last echoed beat. Callers do not wait for an owner that
-    /// has let go of the image by itself.
+    /// How many of these nanoseconds are left `unfollowed_ns` after the last echoed beat. Callers
+    /// do not wait for an owner that has let go of the image by itself.
     pub fn serves_after(&self, unfollowed_ns: Nanos) -> Nanos {
         if mutated!(ServesAtOnce) { 0 } else { self.takeover_ns().saturating_sub(unfollowed_ns) }
     }
 
-    /// Whether the limits fit each other, and `fence_ns`, the shortest time for which a takeover fences the former owner.
+    /// Whether the limits fit each other, and `fence_ns`, the shortest time for which a takeover
+    /// fences the former owner.
     ///
-    /// An owner hears several beats before it counts its peer as gone. Its lease ends before the peer serves, whatever their clocks
-    /// do, and the fence outlasts that wait. A peer's answer to the first message includes its look at the ownership record.
+    /// An owner hears several beats before it counts its peer as gone. Its lease ends before the
+    /// peer serves, whatever their clocks do, and the fence outlasts that wait. A peer's answer to
+    /// the first message includes its look at the ownership record.
     pub const fn fit(&self, fence_ns: Nanos) -> bool {
         2 * self.beat_ns < self.silence_ns
             && self.silence_ns < self.lease_ns

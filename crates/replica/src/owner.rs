@@ -1,5 +1,5 @@
-//! The owner's side: when a write may be acknowledged and drained, and what becomes of the ownership record when the
-//! peer comes and goes.
+//! The owner's side: when a write may be acknowledged and drained, and what becomes of the
+//! ownership record when the peer comes and goes.
 
 use crate::api::{Copies, Party, Record};
 use tidepool_engine::api::Pairing;
@@ -18,8 +18,9 @@ pub enum Phase {
         /// It has thrown away what it had, and promised to take nothing of an earlier owner.
         begun: bool,
     },
-    /// It counts for whatever comes, and is whole as soon as it has on stable media what was logged before it did: that may
-    /// be acknowledged, and be in the image, without it. The record says that there is none.
+    /// It counts for whatever comes, and is whole as soon as it has on stable media what was logged
+    /// before it did: that may be acknowledged, and be in the image, without it. The record says
+    /// that there is none.
     Catching {
         /// Who.
         peer: Party,
@@ -33,12 +34,14 @@ pub enum Phase {
         /// The connection is gone.
         down: bool,
     },
-    /// The record says that whatever is acknowledged is in both, or that it is in the peer's since our cache device has failed.
+    /// The record says that whatever is acknowledged is in both, or that it is in the peer's since
+    /// our cache device has failed.
     Sync {
         /// Who.
         peer: Party,
     },
-    /// The cache device has failed, and the record is being changed to say that only the peer's copy counts.
+    /// The cache device has failed, and the record is being changed to say that only the peer's
+    /// copy counts.
     Conceding {
         /// Who.
         peer: Party,
@@ -102,7 +105,8 @@ pub enum Effect {
     },
     /// Bring the log to stable media.
     Stabilise,
-    /// Change the record, if it still is `before`. Nothing else is asked for until the outcome is known.
+    /// Change the record, if it still is `before`. Nothing else is asked for until the outcome is
+    /// known.
     Write {
         /// What stands there.
         before: Record,
@@ -129,7 +133,8 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// An owner whose record stands and says that it is alone. Its log goes up to `logged` and is stable.
+    /// An owner whose record stands and says that it is alone. Its log goes up to `logged` and is
+    /// stable.
     ///
     /// # Panics
     /// If the record says otherwise.
@@ -190,8 +195,8 @@ impl Owner {
         }
     }
 
-    /// Newest sequence that may be acknowledged. When the peer is gone it is what has been: all of that is to be stable
-    /// before the record says so.
+    /// Newest sequence that may be acknowledged. When the peer is gone it is what has been: all of
+    /// that is to be stable before the record says so.
     pub fn may_acknowledge(&self) -> u64 {
         let limit = match self.pairing() {
             Pairing::Alone | Pairing::Filling => self.logged,
@@ -205,10 +210,11 @@ impl Owner {
         limit.max(before).max(self.acknowledged)
     }
 
-    /// Newest sequence of which a flush may say that it is stable, and that may go to the backend: never what the copy
-    /// that may take over does not have.
+    /// Newest sequence of which a flush may say that it is stable, and that may go to the backend:
+    /// never what the copy that may take over does not have.
     pub fn may_drain(&self) -> u64 {
-        // On a dead device nothing becomes stable: what can be read of it goes to the image while it can.
+        // On a dead device nothing becomes stable: what can be read of it goes to the image while
+        // it can.
         let own = if self.failed { self.logged } else { self.stable };
         match self.pairing() {
             Pairing::Alone | Pairing::Filling => own,
@@ -231,11 +237,15 @@ impl Owner {
     /// # Panics
     /// If it may not.
     pub(crate) fn sent(&mut self, sequence: u64) {
-        assert!(sequence <= self.may_drain().max(self.sent), "{sequence} may not be in the image: {self:?}");
+        assert!(
+            sequence <= self.may_drain().max(self.sent),
+            "{sequence} may not be in the image: {self:?}"
+        );
         self.sent = self.sent.max(sequence);
     }
 
-    /// Takes in how far its log is, without taking the steps that this makes possible: others are to be told first.
+    /// Takes in how far its log is, without taking the steps that this makes possible: others are
+    /// to be told first.
     pub(crate) fn note(&mut self, event: Event) {
         match event {
             Event::Logged(sequence) => self.logged = self.logged.max(sequence),
@@ -250,7 +260,9 @@ impl Owner {
     /// Takes an event in; what is to be done goes to `effects`.
     pub fn take(&mut self, event: Event, effects: &mut Vec<Effect>) {
         match event {
-            Event::Logged(_) | Event::Stable(_) | Event::Sent(_) | Event::Drained(_) => self.note(event),
+            Event::Logged(_) | Event::Stable(_) | Event::Sent(_) | Event::Drained(_) => {
+                self.note(event)
+            }
             Event::Failed => self.fail(),
             Event::Fenced => self.lose(effects),
             Event::PeerUp(peer) => self.peer_up(peer, effects),
@@ -303,8 +315,8 @@ impl Owner {
         }
     }
 
-    /// A copy that does not count yet never will: what it would get is not logged any more. One that counts has
-    /// everything, and stays until the image has that too.
+    /// A copy that does not count yet never will: what it would get is not logged any more. One
+    /// that counts has everything, and stays until the image has that too.
     fn fail(&mut self) {
         self.failed = true;
         if matches!(self.phase, Phase::Filling { .. } | Phase::Catching { .. }) {
@@ -360,16 +372,19 @@ impl Owner {
     /// Takes the steps for which nothing is missing any more.
     fn advance(&mut self, effects: &mut Vec<Effect>) {
         match self.phase {
-            // What is logged from here on is not acknowledged or sent before it has it: what is missing gets no more.
+            // What is logged from here on is not acknowledged or sent before it has it: what is
+            // missing gets no more.
             Phase::Filling { peer, base, begun: true } if self.drained >= base => {
                 self.phase = Phase::Catching { peer, through: self.logged };
                 return self.advance(effects);
             }
-            // A copy that may take over lacks nothing that was promised, and nothing that the image may have.
+            // A copy that may take over lacks nothing that was promised, and nothing that the image
+            // may have.
             Phase::Catching { peer, through } if self.peer_stable >= through => {
                 self.phase = Phase::Joining { peer, down: false };
             }
-            // The image has everything: what goes past the dead device from now on the peer would not have.
+            // The image has everything: what goes past the dead device from now on the peer would
+            // not have.
             Phase::Sync { peer } if self.failed && self.drained >= self.acknowledged => {
                 self.leave(peer, effects);
                 return self.advance(effects);
@@ -378,10 +393,12 @@ impl Owner {
             Phase::Sync { peer } if self.failed && self.record.copies == Copies::Sync(peer) => {
                 self.phase = Phase::Conceding { peer, down: false };
             }
-            // What was promised as long as two logs had it is in one from now on. With the peer gone as well, a dead
-            // device gets no better by waiting.
+            // What was promised as long as two logs had it is in one from now on. With the peer
+            // gone as well, a dead device gets no better by waiting.
             Phase::Leaving { peer, writing: false }
-                if self.stable >= self.acknowledged || self.failed || mutated!(SoloBeforeStable) =>
+                if self.stable >= self.acknowledged
+                    || self.failed
+                    || mutated!(SoloBeforeStable) =>
             {
                 self.phase = Phase::Leaving { peer, writing: true };
             }

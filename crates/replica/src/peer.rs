@@ -9,11 +9,13 @@ pub enum Rejected {
     Promised(u64),
     /// What comes is not the next record of its copy.
     Gap,
-    /// The record does not name it, on this boot and with its generation, as the holder of the other copy.
+    /// The record does not name it, on this boot and with its generation, as the holder of the
+    /// other copy.
     NotInSync,
 }
 
-/// A peer with what it has on stable media; what is in its log and not stable is the business of its log.
+/// A peer with what it has on stable media; what is in its log and not stable is the business of
+/// its log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Peer {
     me: Party,
@@ -22,10 +24,12 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// A peer with the copy that it has found in its log, which takes nothing of an owner before the one in `record`.
+    /// A peer with the copy that it has found in its log, which takes nothing of an owner before
+    /// the one in `record`.
     ///
-    /// A promise for a takeover that did not come about need not be kept. A new copy is begun only by an owner whose record
-    /// says that it is alone. With that record the compare-and-set of the old takeover fails for ever.
+    /// A promise for a takeover that did not come about need not be kept. A new copy is begun only
+    /// by an owner whose record says that it is alone. With that record the compare-and-set of the
+    /// old takeover fails for ever.
     pub fn new(me: Party, record: &Record, copy: Option<Copy>) -> Peer {
         Peer { me, promise: record.generation, copy }
     }
@@ -42,11 +46,15 @@ impl Peer {
 
     /// What it tells an owner that comes back.
     pub fn tail(&self) -> Option<Tail> {
-        self.copy.map(|Copy { generation, logged, .. }| Tail { generation, logged, holder: self.me })
+        self.copy.map(|Copy { generation, logged, .. }| Tail {
+            generation,
+            logged,
+            holder: self.me,
+        })
     }
 
-    /// An owner begins: what was there is thrown away. The promise and the empty copy have to be on stable media
-    /// before the owner is told.
+    /// An owner begins: what was there is thrown away. The promise and the empty copy have to be on
+    /// stable media before the owner is told.
     ///
     /// # Errors
     /// It is an earlier owner.
@@ -76,8 +84,9 @@ impl Peer {
         }
     }
 
-    /// Whether it may take the volume over while `record` stands. Then it writes its promise down, makes its log stable,
-    /// changes the record to what is returned, fences the old owner and only then serves.
+    /// Whether it may take the volume over while `record` stands. Then it writes its promise down,
+    /// makes its log stable, changes the record to what is returned, fences the old owner and only
+    /// then serves.
     ///
     /// # Errors
     /// The record does not say that it holds everything.
@@ -88,8 +97,9 @@ impl Peer {
         self.accept_loss(record)
     }
 
-    /// The same for a copy that was whole before its host lost its power, on the word of somebody who knows that the
-    /// owner's log is lost: whatever was flushed is in the copy, and of what was not the newest may be missing.
+    /// The same for a copy that was whole before its host lost its power, on the word of somebody
+    /// who knows that the owner's log is lost: whatever was flushed is in the copy, and of what was
+    /// not the newest may be missing.
     ///
     /// # Errors
     /// The record does not say that it held everything.

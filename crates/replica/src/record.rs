@@ -5,17 +5,19 @@ use crate::api::{Copies, Party, Record, Tail};
 /// What an owner that comes back has to do before it may serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Resume {
-    /// Its own log has everything: make it stable, and take the record as [`Record::taken_by`] says.
+    /// Its own log has everything: make it stable, and take the record as [`Record::taken_by`]
+    /// says.
     Serve,
-    /// The peer's log goes further: get its records from one past this sequence to this one, and ask again.
+    /// The peer's log goes further: get its records from one past this sequence to this one, and
+    /// ask again.
     Fetch {
         /// Newest that is there.
         after: u64,
         /// Newest that the peer has.
         through: u64,
     },
-    /// The peer's log goes further by so many records, and nobody knows what else a device has lost that has failed: it is for the peer
-    /// to take over.
+    /// The peer's log goes further by so many records, and nobody knows what else a device has lost
+    /// that has failed: it is for the peer to take over.
     Behind {
         /// How many.
         records: u64,
@@ -26,8 +28,9 @@ pub enum Resume {
     Taken,
 }
 
-/// Decides about the return of `me` to a volume whose newest record in its own log is `own`. `peer` is what the peer
-/// has said of its copy: `None` if it cannot be asked or has none of this generation.
+/// Decides about the return of `me` to a volume whose newest record in its own log is `own`. `peer`
+/// is what the peer has said of its copy: `None` if it cannot be asked or has none of this
+/// generation.
 pub fn resume(me: Party, record: &Record, own: u64, peer: Option<Tail>) -> Resume {
     if record.owner.cache != me.cache {
         return Resume::Taken;
@@ -38,7 +41,9 @@ pub fn resume(me: Party, record: &Record, own: u64, peer: Option<Tail>) -> Resum
     if record.owner.boot == me.boot && !failed {
         return Resume::Serve;
     }
-    match peer.filter(|peer| peer.generation == record.generation && peer.holder.cache == holder.cache) {
+    match peer
+        .filter(|peer| peer.generation == record.generation && peer.holder.cache == holder.cache)
+    {
         // Where the owner's device has failed, not even what was flushed is known to be on it.
         Some(peer)
             if (peer.holder == holder || failed)
@@ -50,7 +55,8 @@ pub fn resume(me: Party, record: &Record, own: u64, peer: Option<Tail>) -> Resum
                 false => Resume::Fetch { after: own, through: peer.logged },
             }
         }
-        // It has no more than we have, or has lost its power as well: what was flushed is in either.
+        // It has no more than we have, or has lost its power as well: what was flushed is in
+        // either.
         Some(_) => Resume::Serve,
         None if mutated!(TailNotAsked) => Resume::Serve,
         None => Resume::Unreachable,

@@ -1,4 +1,5 @@
-//! The machines joined to the core: what an owner's volume is to know of its copy, and what a replica says of itself.
+//! The machines joined to the core: what an owner's volume is to know of its copy, and what a
+//! replica says of itself.
 
 use crate::api::Copy;
 use crate::api::{Party, Record};
@@ -11,7 +12,8 @@ use tidepool_engine::api::{Begin, Degraded, Have, Nanos, Pairing, RequestError, 
 
 /// Room is told in steps of so many bytes.
 const ROOM_STEP: u64 = 256 << 10;
-/// A copy does not begin where there is less room than this: the owner's log would wait for it at once.
+/// A copy does not begin where there is less room than this: the owner's log would wait for it at
+/// once.
 const ROOM_LEAST: Room = Room { bytes: 1 << 20, ranges: 4 };
 
 /// How far something is that a peer owes, and since when it has not gone on.
@@ -42,7 +44,8 @@ pub struct OwnerSession {
     room: Room,
     /// Since when the log has been waiting for room at the peer.
     held_up_since: Option<Nanos>,
-    /// When the newest beat was sent that the peer has said back on this connection; 0 before the first.
+    /// When the newest beat was sent that the peer has said back on this connection; 0 before the
+    /// first.
     followed_at: Nanos,
     /// When the newest beat was sent on this connection; 0 before the first.
     beat_at: Nanos,
@@ -54,15 +57,16 @@ pub struct OwnerSession {
     confirming: Progress,
     /// The newest record that the peer has on stable media, while it was asked for more.
     stabilising: Progress,
-    /// The newest record here, while the next one waits for room at the peer although the image has everything.
+    /// The newest record here, while the next one waits for room at the peer although the image has
+    /// everything.
     making_room: Progress,
     /// What write-back does without a copy.
     alone: Degraded,
 }
 
 impl OwnerSession {
-    /// A volume that is served alone, as the record says. `alone` is what write-back does while there is no second copy,
-    /// which the core has been told for the time before.
+    /// A volume that is served alone, as the record says. `alone` is what write-back does while
+    /// there is no second copy, which the core has been told for the time before.
     ///
     /// # Panics
     /// If the core has no such volume, or the record names a copy.
@@ -115,8 +119,8 @@ impl OwnerSession {
         self.owner.wants_peer()
     }
 
-    /// A peer with so much room is connected; false if that is not enough for a copy, or the volume is about to change its
-    /// size or to go.
+    /// A peer with so much room is connected; false if that is not enough for a copy, or the volume
+    /// is about to change its size or to go.
     pub fn peer_up(
         &mut self,
         engine: &mut Engine,
@@ -152,14 +156,16 @@ impl OwnerSession {
         is_sent
     }
 
-    /// Until when reads are taken; `None` is for ever. Where the record names a peer, or may, that one may be the owner as soon as it
-    /// does not follow any more. What is lost for this host the core refuses by itself.
+    /// Until when reads are taken; `None` is for ever. Where the record names a peer, or may, that
+    /// one may be the owner as soon as it does not follow any more. What is lost for this host the
+    /// core refuses by itself.
     pub fn leased_until(&self) -> Option<Nanos> {
         let alone = matches!(
             self.owner.phase(),
             Phase::Solo | Phase::Filling { .. } | Phase::Catching { .. } | Phase::Lost
         );
-        (!alone && !mutated!(LeaseForgotten)).then_some(self.followed_at.saturating_add(self.limits.lease_ns))
+        (!alone && !mutated!(LeaseForgotten))
+            .then_some(self.followed_at.saturating_add(self.limits.lease_ns))
     }
 
     /// Why the connection is to be given up, and a peer to be tried again later.
@@ -181,7 +187,8 @@ impl OwnerSession {
             }
         }
         let has_failed = log.is_some_and(|log| log.failed);
-        // Where the device has failed the peer's copy is the one that counts, and has what is lost here.
+        // Where the device has failed the peer's copy is the one that counts, and has what is lost
+        // here.
         if engine.has_loss(self.volume) && !has_failed {
             return Some(PeerLost::Loss);
         }
@@ -217,15 +224,27 @@ impl OwnerSession {
     }
 
     /// Takes an event in.
-    pub fn take(&mut self, engine: &mut Engine, now: Nanos, event: Event, effects: &mut Vec<Effect>) {
+    pub fn take(
+        &mut self,
+        engine: &mut Engine,
+        now: Nanos,
+        event: Event,
+        effects: &mut Vec<Effect>,
+    ) {
         self.look(engine, now, effects);
         self.owner.take(event, effects);
         self.apply(engine, now);
     }
 
-    /// The peer has said how far its copy goes, and how much it has room for; false, and nothing is changed, if it says that it has
-    /// what was never logged here.
-    pub fn has(&mut self, engine: &mut Engine, now: Nanos, have: Have, effects: &mut Vec<Effect>) -> bool {
+    /// The peer has said how far its copy goes, and how much it has room for; false, and nothing is
+    /// changed, if it says that it has what was never logged here.
+    pub fn has(
+        &mut self,
+        engine: &mut Engine,
+        now: Nanos,
+        have: Have,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
         let Have { logged, stable, .. } = have;
         self.look(engine, now, effects);
         let counts = !self.owner.is_deaf();
@@ -247,10 +266,12 @@ impl OwnerSession {
         true
     }
 
-    /// Looks how far the core is. To be called whenever it has done something, before anything else happens.
+    /// Looks how far the core is. To be called whenever it has done something, before anything else
+    /// happens.
     pub fn look(&mut self, engine: &mut Engine, now: Nanos, effects: &mut Vec<Effect>) {
         // One that has let go of its backend is no owner's any more.
-        let Some(log) = engine.log_status(self.volume).filter(|_| engine.is_attached(self.volume)) else {
+        let Some(log) = engine.log_status(self.volume).filter(|_| engine.is_attached(self.volume))
+        else {
             return;
         };
         // What is about to be logged counts as logged: the copy gets it, or it is before the base.
@@ -285,7 +306,11 @@ impl OwnerSession {
             if let Phase::Filling { base, .. } = self.owner.phase()
                 && begins
             {
-                engine.peer_has(now, self.volume, Have { logged: base, stable: base, room: self.room });
+                engine.peer_has(
+                    now,
+                    self.volume,
+                    Have { logged: base, stable: base, room: self.room },
+                );
             }
         }
     }
@@ -313,14 +338,15 @@ pub struct PeerSession {
     /// What the owner wants on stable media, and whether a flush is under way.
     wanted: u64,
     flushing: bool,
-    /// The copy's beginning is not on stable media: what is heard of records is about an earlier one.
+    /// The copy's beginning is not on stable media: what is heard of records is about an earlier
+    /// one.
     beginning: bool,
     failed: bool,
 }
 
 impl PeerSession {
-    /// A peer on this boot with what its core has of the volume, of the owner with this generation. Its own takeover, if
-    /// it has tried one, is known not to be what `record` says.
+    /// A peer on this boot with what its core has of the volume, of the owner with this generation.
+    /// Its own takeover, if it has tried one, is known not to be what `record` says.
     pub fn new(
         engine: &Engine,
         volume: Option<VolumeId>,
@@ -329,7 +355,8 @@ impl PeerSession {
         generation: u64,
     ) -> PeerSession {
         // What is still on its way to the log may never get there.
-        let logged = volume.and_then(|volume| engine.log_status(volume)).map_or(0, |log| log.published);
+        let logged =
+            volume.and_then(|volume| engine.log_status(volume)).map_or(0, |log| log.published);
         let copy = Copy { generation, base: 0, logged };
         PeerSession {
             volume,
@@ -353,8 +380,8 @@ impl PeerSession {
         &mut self.peer
     }
 
-    /// The copy begins anew: the core is to be told, and the owner when the core has it. No record is to be given to the
-    /// core before [`PeerSession::begun`].
+    /// The copy begins anew: the core is to be told, and the owner when the core has it. No record
+    /// is to be given to the core before [`PeerSession::begun`].
     ///
     /// # Errors
     /// See [`Peer::begin`].

@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 use tidepool_engine::api::{BLOCK_BYTES, Begin, Have, REQUEST_BYTES_MAX, Room};
 use tidepool_engine::format::{
-    Entry, EntryKind, FORMAT_VERSION, RECORD_ENTRIES_MAX, RECORD_MAGIC, RecordHeader, RecordKind, seal,
+    Entry, EntryKind, FORMAT_VERSION, RECORD_ENTRIES_MAX, RECORD_MAGIC, RecordHeader, RecordKind,
+    seal,
 };
 use tidepool_replica::LEASE_V1_NS;
 use tidepool_replica::wire::*;
@@ -103,7 +104,11 @@ impl Said {
             8 => Message::Flush { sequence: a },
             9 => Message::Drained { floor: a },
             10 => Message::Fetch { after: a, through: b },
-            11 => Message::Block { block: a, crc: b as u32, data_bytes: if self.flag { 4096 } else { 0 } },
+            11 => Message::Block {
+                block: a,
+                crc: b as u32,
+                data_bytes: if self.flag { 4096 } else { 0 },
+            },
             15 => Message::Offer(Offer {
                 call,
                 to: host,
@@ -138,7 +143,14 @@ fn said() -> impl Strategy<Value = Said> {
     let text = "[a-zA-Z0-9 /:@äß-]{0,200}";
     let entries = prop::collection::vec((0u64..1 << 40, any::<bool>()), 0..RECORD_ENTRIES_MAX + 1);
     (1u8..23, any::<[u64; 5]>(), any::<[u128; 2]>(), [text, text], any::<bool>(), entries).prop_map(
-        |(kind, numbers, ids, texts, flag, entries)| Said { kind, numbers, ids, texts, flag, entries },
+        |(kind, numbers, ids, texts, flag, entries)| Said {
+            kind,
+            numbers,
+            ids,
+            texts,
+            flag,
+            entries,
+        },
     )
 }
 
@@ -195,7 +207,9 @@ fn a_record_that_says_more_than_it_has_is_none() {
     let good = block(&[(5, true), (6, false)], 1);
     assert!(Record::of_block(&good).is_ok());
     // Entries, blocks, version and kind.
-    for (at, value) in [(14, 3), (14, 1), (16, 2), (16, 0), (14, 241), (14, 65535), (8, 999), (10, 2)] {
+    for (at, value) in
+        [(14, 3), (14, 1), (16, 2), (16, 0), (14, 241), (14, 65535), (8, 999), (10, 2)]
+    {
         let mut bad = good;
         bad[at..at + 2].copy_from_slice(&(value as u16).to_le_bytes());
         seal::<RecordHeader>(&mut bad);

@@ -1,8 +1,10 @@
-//! What the cores of many lives have done, written down, so that another build can be compared with it: a change of the code that is
-//! a *move* leaves both hashes of every life as they were, a *reorder* the unordered one, and anything else is a *change*.
+//! What the cores of many lives have done, written down, so that another build can be compared with
+//! it: a change of the code that is a *move* leaves both hashes of every life as they were, a
+//! *reorder* the unordered one, and anything else is a *change*.
 //!
-//! A text: a line that names the format, and for each set of lives a line `lives KIND SECONDS FIRST COUNT` with a line for each life
-//! behind it, which has its ordered and its unordered hash.
+//! A text: a line that names the format, and for each set of lives a line
+//! `lives KIND SECONDS FIRST COUNT` with a line for each life behind it, which has its ordered and
+//! its unordered hash.
 
 pub use crate::api::Set;
 use crate::jobs::{at_once, lock, unlocked};
@@ -69,11 +71,14 @@ impl Baseline {
         }
         let mut sets: Vec<(Set, Vec<Hashes>)> = Vec::new();
         for (line, number) in lines {
-            let wrong = || format!("line {number}: {line:?} is neither a set of lives nor two hashes");
+            let wrong =
+                || format!("line {number}: {line:?} is neither a set of lives nor two hashes");
             let words: Vec<&str> = line.split(' ').collect();
             if let ["lives", kind, numbers @ ..] = &words[..] {
-                let numbers: Option<Vec<u64>> = numbers.iter().map(|word| word.parse().ok()).collect();
-                let (Some(kind), Some(&[seconds, first, count])) = (Kind::of_name(kind), numbers.as_deref())
+                let numbers: Option<Vec<u64>> =
+                    numbers.iter().map(|word| word.parse().ok()).collect();
+                let (Some(kind), Some(&[seconds, first, count])) =
+                    (Kind::of_name(kind), numbers.as_deref())
                 else {
                     return Err(wrong());
                 };
@@ -90,7 +95,9 @@ impl Baseline {
             all.push(Hashes { ordered: hash(ordered)?, unordered: hash(unordered)? });
         }
         match sets.iter().find(|(set, all)| set.count != all.len() as u64) {
-            Some((set, all)) => Err(format!("{} lives are there in place of {}", all.len(), set.count)),
+            Some((set, all)) => {
+                Err(format!("{} lives are there in place of {}", all.len(), set.count))
+            }
             None => Ok(Baseline { sets }),
         }
     }
@@ -99,8 +106,9 @@ impl Baseline {
     pub fn compare(&self, other: &Baseline) -> Comparison {
         let mut comparison = Comparison::default();
         for (set, was) in &self.sets {
-            let same =
-                |(other, _): &&(Set, Vec<Hashes>)| other.kind == set.kind && other.seconds == set.seconds;
+            let same = |(other, _): &&(Set, Vec<Hashes>)| {
+                other.kind == set.kind && other.seconds == set.seconds
+            };
             let Some((lived, is)) = other.sets.iter().find(same) else { continue };
             for (n, is) in is.iter().enumerate() {
                 let life = lived.life(n);
@@ -166,7 +174,9 @@ impl std::fmt::Display for Comparison {
             "{class}: of {lives} lives {reordered} differ in the order alone, and {changed} otherwise"
         )?;
         match self.changed.first().or(self.reordered.first()) {
-            Some(first) => write!(f, "; the first: tidepool-sim {} --trace FILE", first.replay_arguments()),
+            Some(first) => {
+                write!(f, "; the first: tidepool-sim {} --trace FILE", first.replay_arguments())
+            }
             None => Ok(()),
         }
     }
@@ -184,7 +194,8 @@ fn lived(set: &Set, jobs: usize) -> Result<Vec<Hashes>, String> {
         let (hashes, failure) = &mut *lock(&all);
         hashes[n as usize] = outcome.hashes;
         if let Some(what) = outcome.failure {
-            failure.get_or_insert(format!("{what}replay: tidepool-sim {}", life.replay_arguments()));
+            failure
+                .get_or_insert(format!("{what}replay: tidepool-sim {}", life.replay_arguments()));
         }
         ControlFlow::Continue(())
     });
@@ -252,6 +263,9 @@ mod tests {
             assert!(told.starts_with(class), "{told}");
         }
         let told = was.compare(&baseline(&[(1, 2), (6, 7)])).to_string();
-        assert!(told.ends_with("the first: tidepool-sim --pair --seed 4 --seconds 4 --trace FILE"), "{told}");
+        assert!(
+            told.ends_with("the first: tidepool-sim --pair --seed 4 --seconds 4 --trace FILE"),
+            "{told}"
+        );
     }
 }

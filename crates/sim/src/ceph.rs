@@ -1,6 +1,7 @@
-//! What two hosts share: an image, and the ownership record beside it, as a Ceph cluster keeps them. The record changes by
-//! compare-and-set, and a host of an earlier generation than the fence reaches the image no more. `crates/backend/tests/conformance.rs`
-//! tries whether a real cluster does the same.
+//! What two hosts share: an image, and the ownership record beside it, as a Ceph cluster keeps
+//! them. The record changes by compare-and-set, and a host of an earlier generation than the fence
+//! reaches the image no more. `crates/backend/tests/conformance.rs` tries whether a real cluster
+//! does the same.
 
 use crate::store::{Content, Store};
 use tidepool_engine::api::IoError;

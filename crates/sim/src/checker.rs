@@ -1,8 +1,8 @@
 //! The oracle: which contents a sector of a volume may have, by the guarantees alone.
 //!
-//! Every change carries a value of its own in every sector (zeroes are the value 0), and every start
-//! and end of a request is a tick of one counter. From these follows what a read may return, what may be
-//! lost at a power loss, and what must then be lost with it.
+//! Every change carries a value of its own in every sector (zeroes are the value 0), and every
+//! start and end of a request is a tick of one counter. From these follows what a read may return,
+//! what may be lost at a power loss, and what must then be lost with it.
 
 #[cfg(test)]
 mod tests;
@@ -14,7 +14,8 @@ use crate::cuts::Cuts;
 use std::collections::{BTreeMap, BTreeSet};
 use tidepool_engine::api::{BLOCK_BYTES, SECTOR_BYTES};
 
-/// Versions of a block that are remembered at least: on a device that loses writes it turns out late that a newer one was not sure.
+/// Versions of a block that are remembered at least: on a device that loses writes it turns out
+/// late that a newer one was not sure.
 const VERSIONS_KEPT: usize = 24;
 const ALIVE: u64 = u64::MAX;
 const IN_FLIGHT: u64 = u64::MAX;
@@ -40,8 +41,8 @@ struct Version {
     acked: bool,
     /// Its acknowledgement promised stable media.
     durable: bool,
-    /// Per sector: 0 where it does not reach, [`ALIVE`] where it may be the content now, else the tick
-    /// since which it cannot be.
+    /// Per sector: 0 where it does not reach, [`ALIVE`] where it may be the content now, else the
+    /// tick since which it cannot be.
     until: [u64; SECTORS],
 }
 
@@ -62,13 +63,14 @@ pub struct Checker {
     reads: BTreeSet<u64>,
     /// Changes that completed before this tick are on stable media.
     floor: u64,
-    /// Changes that completed from this tick on may be taken for a part of a torn tail, however often they were synced: the
-    /// device has lost what would tell otherwise, or lies.
+    /// Changes that completed from this tick on may be taken for a part of a torn tail, however
+    /// often they were synced: the device has lost what would tell otherwise, or lies.
     unsure_from: u64,
-    /// On a device that damages what it holds: changes that completed from this tick on may turn out to be unsure, and
-    /// so what they have replaced is remembered.
+    /// On a device that damages what it holds: changes that completed from this tick on may turn
+    /// out to be unsure, and so what they have replaced is remembered.
     damaged_from: u64,
-    /// Until when changes went past the log: those are ordered only by flushes that were sent after their completion.
+    /// Until when changes went past the log: those are ordered only by flushes that were sent after
+    /// their completion.
     direct: u64,
     /// After a power loss: blocks whose content is to be looked at before the volume is used.
     verify: BTreeSet<u64>,
@@ -112,12 +114,14 @@ impl Checker {
         self.cuts.is_some()
     }
 
-    /// Changes that completed from this tick on, or from an earlier one that was told, may be taken for a part of a torn tail.
+    /// Changes that completed from this tick on, or from an earlier one that was told, may be taken
+    /// for a part of a torn tail.
     pub fn distrust_from(&mut self, tick: u64) {
         self.unsure_from = self.unsure_from.min(tick);
     }
 
-    /// Changes that completed from this tick on may be taken for a part of a torn tail, but none before.
+    /// Changes that completed from this tick on may be taken for a part of a torn tail, but none
+    /// before.
     pub fn trust_until(&mut self, tick: u64) {
         self.unsure_from = tick;
     }
@@ -138,7 +142,9 @@ impl Checker {
         floor: u64,
         read: &mut dyn FnMut(u64, &mut [u8]),
     ) -> Result<(), String> {
-        self.cuts.as_mut().map_or(Ok(()), |cuts| cuts.check(self.sectors, stable, whole, floor, read))
+        self.cuts
+            .as_mut()
+            .map_or(Ok(()), |cuts| cuts.check(self.sectors, stable, whole, floor, read))
     }
 
     /// The image has everything: the next cuts are compared with it.
@@ -158,7 +164,8 @@ impl Checker {
         self.direct = self.direct.max(tick);
     }
 
-    /// The volume gets another size while nothing is in flight. What was beyond the new end is gone.
+    /// The volume gets another size while nothing is in flight. What was beyond the new end is
+    /// gone.
     pub fn resize(&mut self, size_bytes: u64) {
         let old = std::mem::replace(&mut self.sectors, size_bytes / SECTOR_BYTES as u64);
         if let Some(cuts) = &mut self.cuts {
@@ -175,7 +182,14 @@ impl Checker {
             let mut until = [0; SECTORS];
             until[beyond.clone()].fill(ALIVE);
             versions.iter_mut().for_each(|v| v.until[beyond.clone()].fill(0));
-            versions.push(Version { value: 0, start: 0, end: 0, acked: true, durable: true, until });
+            versions.push(Version {
+                value: 0,
+                start: 0,
+                end: 0,
+                acked: true,
+                durable: true,
+                until,
+            });
             self.blocks[last as usize] = Some(versions);
         }
         self.blocks.resize(self.sectors.div_ceil(SECTORS as u64) as usize, None);
@@ -183,8 +197,8 @@ impl Checker {
         self.base_sectors = self.base_sectors.min(end);
     }
 
-    /// The volume is about to become smaller, which may fail half-way: what was beyond the new end may be anything
-    /// that was ever there, until it is written again.
+    /// The volume is about to become smaller, which may fail half-way: what was beyond the new end
+    /// may be anything that was ever there, until it is written again.
     pub fn begin_shrink(&mut self, size_bytes: u64, now: u64) {
         let end = size_bytes / SECTOR_BYTES as u64;
         if let Some(cuts) = &mut self.cuts {
@@ -193,12 +207,20 @@ impl Checker {
         for block in end / SECTORS as u64..self.blocks.len() as u64 {
             let Some(versions) = &mut self.blocks[block as usize] else { continue };
             let mut until = [0; SECTORS];
-            let beyond = (end.saturating_sub(block * SECTORS as u64) as usize).min(SECTORS)..SECTORS;
+            let beyond =
+                (end.saturating_sub(block * SECTORS as u64) as usize).min(SECTORS)..SECTORS;
             until[beyond.clone()].fill(ALIVE);
             for v in versions.iter_mut().filter(|v| v.end < now) {
                 v.until[beyond.clone()].iter_mut().filter(|u| **u == ALIVE).for_each(|u| *u = now);
             }
-            versions.push(Version { value: ANY, start: now, end: now, acked: true, durable: true, until });
+            versions.push(Version {
+                value: ANY,
+                start: now,
+                end: now,
+                acked: true,
+                durable: true,
+                until,
+            });
         }
     }
 
@@ -211,10 +233,18 @@ impl Checker {
             for s in 0..self.sectors_of(block) {
                 let sector = block * SECTORS as u64 + s as u64;
                 let part = &bytes[s * SECTOR_BYTES..(s + 1) * SECTOR_BYTES];
-                let value = value_of(part, self.salt, sector).expect("an image holds whole sectors");
+                let value =
+                    value_of(part, self.salt, sector).expect("an image holds whole sectors");
                 let mut until = [0; SECTORS];
                 until[s] = ALIVE;
-                versions.push(Version { value, start: 0, end: 0, acked: true, durable: true, until });
+                versions.push(Version {
+                    value,
+                    start: 0,
+                    end: 0,
+                    acked: true,
+                    durable: true,
+                    until,
+                });
             }
             self.blocks[block as usize] = Some(versions);
         }
@@ -229,8 +259,14 @@ impl Checker {
     }
 
     fn base(&self, block: u64) -> Vec<Version> {
-        let version =
-            |value| Version { value, start: 0, end: 0, acked: true, durable: true, until: [0; SECTORS] };
+        let version = |value| Version {
+            value,
+            start: 0,
+            end: 0,
+            acked: true,
+            durable: true,
+            until: [0; SECTORS],
+        };
         let (mut old, mut zero) = (version(BASE_VALUE), version(0));
         for s in 0..SECTORS {
             let sector = block * SECTORS as u64 + s as u64;
@@ -272,7 +308,14 @@ impl Checker {
             let mut until = [0; SECTORS];
             until[range].fill(ALIVE);
             let mut versions = self.take(block);
-            versions.push(Version { value, start, end: IN_FLIGHT, acked: false, durable: false, until });
+            versions.push(Version {
+                value,
+                start,
+                end: IN_FLIGHT,
+                acked: false,
+                durable: false,
+                until,
+            });
             self.blocks[block as usize] = Some(versions);
         }
     }
@@ -317,7 +360,8 @@ impl Checker {
         versions.retain(|v| v.until.iter().any(|&u| u != 0));
     }
 
-    /// The latest start of a change of the sector that no power loss undoes, of those that are sure before `unsure_from`.
+    /// The latest start of a change of the sector that no power loss undoes, of those that are sure
+    /// before `unsure_from`.
     fn newest_durable(&self, versions: &[Version], s: usize, unsure_from: u64) -> u64 {
         let sure = |v: &&Version| v.end < unsure_from && (v.durable || v.end < self.floor);
         let durable = versions.iter().filter(|v| v.until[s] != 0 && v.acked).filter(sure);
@@ -345,7 +389,13 @@ impl Checker {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn end_read(&mut self, start: u64, now: u64, first: u64, data: &[u8]) -> Result<(), String> {
+    pub fn end_read(
+        &mut self,
+        start: u64,
+        now: u64,
+        first: u64,
+        data: &[u8],
+    ) -> Result<(), String> {
         self.reads.remove(&start);
         for (block, range) in Self::parts(first, (data.len() / SECTOR_BYTES) as u64) {
             let mut versions = self.take(block);
@@ -375,7 +425,8 @@ impl Checker {
                     continue;
                 }
                 for v in versions.iter_mut() {
-                    // Something else was there at some time after `start`: what had ended by then is over.
+                    // Something else was there at some time after `start`: what had ended by then
+                    // is over.
                     if v.until[s] == ALIVE && !v.matches(value) && v.end < start {
                         v.until[s] = now;
                     }
@@ -397,8 +448,11 @@ impl Checker {
             .filter(|v| v.until[s] != 0)
             .map(|v| {
                 let end = if v.end == IN_FLIGHT { "…".into() } else { v.end.to_string() };
-                let alive =
-                    if v.until[s] == ALIVE { String::new() } else { format!(" until {}", v.until[s]) };
+                let alive = if v.until[s] == ALIVE {
+                    String::new()
+                } else {
+                    format!(" until {}", v.until[s])
+                };
                 let kind = match (v.acked, v.durable) {
                     (_, true) => " durable",
                     (true, _) => "",
@@ -528,7 +582,9 @@ impl Checker {
     pub fn may_be_zero(&self, sectors: std::ops::Range<u64>) -> bool {
         let mut parts = Self::parts(sectors.start, sectors.end - sectors.start);
         parts.all(|(block, mut range)| match &self.blocks[block as usize] {
-            Some(versions) => range.all(|s| versions.iter().any(|v| v.until[s] == ALIVE && v.matches(0))),
+            Some(versions) => {
+                range.all(|s| versions.iter().any(|v| v.until[s] == ALIVE && v.matches(0)))
+            }
             None => (block * SECTORS as u64 + range.start as u64) >= self.base_sectors,
         })
     }

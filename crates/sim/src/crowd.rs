@@ -12,10 +12,12 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Failures after which no more lives are begun.
 const FAILURES_MAX: usize = 20;
-/// Lives that are lived at most in search of what a set of seeds has missed, and how many of them between two looks.
+/// Lives that are lived at most in search of what a set of seeds has missed, and how many of them
+/// between two looks.
 const SEARCH_MAX: u64 = 600;
 const SEARCH_STEP: u64 = 20;
-/// Lives from which a set of seeds is chosen, at first; and at most, while something is not reached.
+/// Lives from which a set of seeds is chosen, at first; and at most, while something is not
+/// reached.
 const CANDIDATES: u64 = 400;
 const CANDIDATES_MAX: u64 = 4000;
 /// How many seeds of a chosen set reach each label, where there are so many.
@@ -37,8 +39,8 @@ impl Seeds {
         Seeds::Of(range.collect())
     }
 
-    /// Ones that nobody has run before, until a point of time. A second has room for some ten thousand seeds, more than a machine
-    /// runs in one.
+    /// Ones that nobody has run before, until a point of time. A second has room for some ten
+    /// thousand seeds, more than a machine runs in one.
     pub fn new_until(until: Instant) -> Seeds {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
         Seeds::Until(now / 100, until)
@@ -141,8 +143,8 @@ impl Crowd {
         unlocked(failures)
     }
 
-    /// Lives further lives, from seed 1 on, until nothing is missing of what must be reached, but not for ever. Returns what went
-    /// wrong.
+    /// Lives further lives, from seed 1 on, until nothing is missing of what must be reached, but
+    /// not for ever. Returns what went wrong.
     pub fn search(&mut self) -> Vec<String> {
         let mut failures = Vec::new();
         for first in (1..SEARCH_MAX).step_by(SEARCH_STEP as usize) {
@@ -175,7 +177,8 @@ impl Crowd {
         loop {
             let open: Vec<_> =
                 labels.iter().filter(|label| reached(&chosen, label) < TIMES_REACHED).collect();
-            let gain = |at: &usize| open.iter().filter(|label| each[*at].1.count(label) > 0).count();
+            let gain =
+                |at: &usize| open.iter().filter(|label| each[*at].1.count(label) > 0).count();
             let others = (0..each.len()).filter(|at| !chosen.contains(at));
             // The first of those that reach most.
             match others.rev().max_by_key(gain).filter(|at| gain(at) > 0) {
@@ -192,7 +195,8 @@ impl Crowd {
         (seeds.into_iter().collect(), self.missing())
     }
 
-    /// Lives the lives of these seeds, `jobs` at once; `tell` gets the life in which something went wrong, and what, as soon as it did.
+    /// Lives the lives of these seeds, `jobs` at once; `tell` gets the life in which something went
+    /// wrong, and what, as soon as it did.
     pub fn run(&mut self, seeds: &Seeds, jobs: usize, tell: &(dyn Fn(Life, &str) + Sync)) {
         self.first = seeds.at(0).unwrap_or_default();
         let (kind, seconds) = (self.kind, self.seconds);

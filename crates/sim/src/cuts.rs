@@ -1,8 +1,8 @@
 //! The oracle of the grouped drain: whether an image with its redo is the volume as it once was.
 //!
-//! It remembers every change since the last cut that was looked at. At a cut each sector holds what it held at the
-//! last one or what a change since has left, and no change is missing that was acknowledged before one that is
-//! there was sent.
+//! It remembers every change since the last cut that was looked at. At a cut each sector holds what
+//! it held at the last one or what a change since has left, and no change is missing that was
+//! acknowledged before one that is there was sent.
 
 use crate::checker::{BASE_VALUE, SECTORS, value_of};
 use crate::store::BlockMap;
@@ -35,7 +35,8 @@ struct Base {
 pub struct Cuts {
     salt: u64,
     base_sectors: u64,
-    /// Of blocks that were changed: what their sectors held, as far as it is another content than at first.
+    /// Of blocks that were changed: what their sectors held, as far as it is another content than
+    /// at first.
     base: BlockMap<[Option<Base>; SECTORS]>,
     changes: BTreeMap<u64, Change>,
     /// From this sector on, nothing is known.
@@ -45,7 +46,13 @@ pub struct Cuts {
 impl Cuts {
     /// The image of a volume whose first sectors hold [`BASE_VALUE`].
     pub fn new(salt: u64, base_sectors: u64) -> Cuts {
-        Cuts { salt, base_sectors, base: BlockMap::default(), changes: BTreeMap::new(), known: u64::MAX }
+        Cuts {
+            salt,
+            base_sectors,
+            base: BlockMap::default(),
+            changes: BTreeMap::new(),
+            known: u64::MAX,
+        }
     }
 
     /// A change is sent.
@@ -68,7 +75,8 @@ impl Cuts {
         }
     }
 
-    /// What is beyond a sector may be anything, until the volume's size changes or the image is adopted.
+    /// What is beyond a sector may be anything, until the volume's size changes or the image is
+    /// adopted.
     pub fn ignore_from(&mut self, sector: u64) {
         self.known = self.known.min(sector);
     }
@@ -106,18 +114,22 @@ impl Cuts {
                 let sector = block * SECTORS as u64 + s as u64;
                 let value = value_of(part, self.salt, sector).unwrap_or(0);
                 if value != 0 && sector < sectors {
-                    self.base.entry(block).or_default()[s] = Some(Base { value, ..Base::default() });
+                    self.base.entry(block).or_default()[s] =
+                        Some(Base { value, ..Base::default() });
                 }
             }
         }
     }
 
-    /// The changes, each with when it was sent, block by block; with `whole` also blocks that have only something at first.
+    /// The changes, each with when it was sent, block by block; with `whole` also blocks that have
+    /// only something at first.
     fn by_block(&self, whole: bool) -> Vec<(u64, Option<(u64, Change)>)> {
         let mut all = Vec::new();
         for (&start, &change) in &self.changes {
             let last = (change.first + change.n - 1) / SECTORS as u64;
-            all.extend((change.first / SECTORS as u64..=last).map(|block| (block, Some((start, change)))));
+            all.extend(
+                (change.first / SECTORS as u64..=last).map(|block| (block, Some((start, change)))),
+            );
         }
         if whole {
             all.extend(self.base.keys().map(|&block| (block, None)));
@@ -127,9 +139,9 @@ impl Cuts {
         all
     }
 
-    /// Compares an image, its redo applied, with what a cut may be; if the image is `stable`, cuts only go forward from then
-    /// on. With `whole`, what nobody has changed since the last cut is looked at, too. What was acknowledged before `floor` is
-    /// there.
+    /// Compares an image, its redo applied, with what a cut may be; if the image is `stable`, cuts
+    /// only go forward from then on. With `whole`, what nobody has changed since the last cut is
+    /// looked at, too. What was acknowledged before `floor` is there.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -155,7 +167,9 @@ impl Cuts {
                 }
                 let covers = |c: &Change| c.first <= sector && sector < c.first + c.n;
                 here.clear();
-                here.extend(changes.iter().filter_map(|&(_, change)| change).filter(|(_, c)| covers(c)));
+                here.extend(
+                    changes.iter().filter_map(|&(_, change)| change).filter(|(_, c)| covers(c)),
+                );
                 if here.is_empty() && !(whole && bases[s].is_some()) {
                     continue;
                 }
@@ -199,13 +213,25 @@ struct Finding {
 
 impl Default for Finding {
     fn default() -> Finding {
-        Finding { lost: (u64::MAX, 0), survived: (0, 0), missing: BTreeSet::new(), found: Vec::new() }
+        Finding {
+            lost: (u64::MAX, 0),
+            survived: (0, 0),
+            missing: BTreeSet::new(),
+            found: Vec::new(),
+        }
     }
 }
 
 impl Finding {
-    /// A sector holds `value`; at the last cut it held `base`, and `here` are the changes of it since then.
-    fn add(&mut self, sector: u64, value: u64, base: Base, here: &[(u64, Change)]) -> Result<(), String> {
+    /// A sector holds `value`; at the last cut it held `base`, and `here` are the changes of it
+    /// since then.
+    fn add(
+        &mut self,
+        sector: u64,
+        value: u64,
+        base: Base,
+        here: &[(u64, Change)],
+    ) -> Result<(), String> {
         let there = || here.iter().filter(|(_, c)| c.value == value);
         let is_base = base.value == value;
         let candidates = there().count() + usize::from(is_base);
@@ -237,7 +263,8 @@ impl Finding {
         Ok(())
     }
 
-    /// Nothing is missing that was acknowledged before something that is there was sent, or before `floor`.
+    /// Nothing is missing that was acknowledged before something that is there was sent, or before
+    /// `floor`.
     fn judge(&self, floor: u64) -> Result<(), String> {
         let (lost, survived) = (self.lost, self.survived);
         if lost.0 < floor {
@@ -280,7 +307,8 @@ mod tests {
 
     #[test]
     fn a_cut_is_a_state_that_the_volume_once_had() {
-        for (values, good) in [([0, 0], true), ([10, 0], true), ([10, 20], true), ([0, 20], false)] {
+        for (values, good) in [([0, 0], true), ([10, 0], true), ([10, 20], true), ([0, 20], false)]
+        {
             assert_eq!(look(&mut two_writes(), values).is_ok(), good, "{values:?}");
         }
         assert!(look(&mut two_writes(), [30, 0]).is_err(), "a value that nobody wrote");
@@ -298,7 +326,8 @@ mod tests {
     #[test]
     fn a_cut_has_what_was_acknowledged_before_its_floor() {
         let empty = |floor| {
-            two_writes().check(2 * SECTORS as u64, true, true, floor, &mut |_, out: &mut [u8]| out.fill(0))
+            two_writes()
+                .check(2 * SECTORS as u64, true, true, floor, &mut |_, out: &mut [u8]| out.fill(0))
         };
         assert!(empty(11).is_ok());
         assert!(empty(12).is_err());

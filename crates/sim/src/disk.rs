@@ -1,4 +1,5 @@
-//! The simulated cache device: blocking for format and recovery, and as effects while the core runs.
+//! The simulated cache device: blocking for format and recovery, and as effects while the core
+//! runs.
 
 use crate::rng::Rng;
 use crate::store::{Content, Cut, Store, content, cut_mask};
@@ -212,7 +213,10 @@ impl Disk {
     pub fn write_at(&mut self, offset: u64, data: &[Content], dsync: bool) -> Result<(), IoError> {
         let first = offset / BLOCK_BYTES as u64;
         assert!(offset.is_multiple_of(BLOCK_BYTES as u64), "device writes are block-aligned");
-        assert!(first + data.len() as u64 <= self.blocks, "a write at {offset} goes past the device's end");
+        assert!(
+            first + data.len() as u64 <= self.blocks,
+            "a write at {offset} goes past the device's end"
+        );
         if self.fails() {
             self.cut_at(offset, data);
             return Err(EIO);
@@ -222,7 +226,9 @@ impl Disk {
             spoiled = Some(self.rng.below(data.len() as u64) as usize);
             self.done.lost += 1;
         }
-        if self.faults.misdirected_ppm > 0 && self.rng.below(1_000_000) < self.faults.misdirected_ppm {
+        if self.faults.misdirected_ppm > 0
+            && self.rng.below(1_000_000) < self.faults.misdirected_ppm
+        {
             let n = self.rng.below(data.len() as u64) as usize;
             let elsewhere = self.rng.below(self.blocks);
             self.store.write(elsewhere, data[n].clone(), dsync);

@@ -1,9 +1,12 @@
-//! What the device still proves of the log's end. A record that is bad is a torn one, unless some other record says that it once was
-//! on stable media: on a device that loses what it has acknowledged, what nobody bears witness to may go with a torn tail.
+//! What the device still proves of the log's end. A record that is bad is a torn one, unless some
+//! other record says that it once was on stable media: on a device that loses what it has
+//! acknowledged, what nobody bears witness to may go with a torn tail.
 
 use crate::disk::Disk;
 use crate::store::Content;
-use tidepool_engine::format::{RECORD_MAGIC, RecordHeader, RecordKind, SEGMENT_MAGIC, SegmentHeader, open};
+use tidepool_engine::format::{
+    RECORD_MAGIC, RecordHeader, RecordKind, SEGMENT_MAGIC, SegmentHeader, open,
+};
 
 /// A record that the device has acknowledged.
 struct Written {
@@ -21,25 +24,30 @@ struct Written {
 }
 
 impl Written {
-    /// A segment that was opened since the last checkpoint is known by its header or by its first record.
+    /// A segment that was opened since the last checkpoint is known by its header or by its first
+    /// record.
     fn can_be_found(&self, disk: &Disk) -> bool {
-        let (first, second) = (disk.content(self.segment_block), disk.content(self.segment_block + 1));
+        let (first, second) =
+            (disk.content(self.segment_block), disk.content(self.segment_block + 1));
         let header = first.as_ref().and_then(|bytes| open::<SegmentHeader>(&bytes[..]));
-        let by_header = header
-            .is_some_and(|h| h.magic == SEGMENT_MAGIC && h.segment_sequence.get() == self.segment_sequence);
+        let by_header = header.is_some_and(|h| {
+            h.magic == SEGMENT_MAGIC && h.segment_sequence.get() == self.segment_sequence
+        });
         let record = Evidence::header(&second).filter(|r| r.magic == RECORD_MAGIC);
         by_header || record.is_some_and(|r| r.segment_sequence.get() == self.segment_sequence)
     }
 }
 
-/// The records that the core has written for a volume since that was added, or since the core came back from a crash.
+/// The records that the core has written for a volume since that was added, or since the core came
+/// back from a crash.
 #[derive(Default)]
 pub struct Evidence {
     records: Vec<Written>,
 }
 
 impl Evidence {
-    /// A record's header was written to `block` of the segment that begins at `segment_block`, and was sent at `tick`.
+    /// A record's header was written to `block` of the segment that begins at `segment_block`, and
+    /// was sent at `tick`.
     pub fn note(
         &mut self,
         header: &RecordHeader,
@@ -65,7 +73,8 @@ impl Evidence {
         block.as_ref().and_then(|bytes| open::<RecordHeader>(&bytes[..]))
     }
 
-    /// Changes that completed from this tick on may be in a record for which nobody bears witness any more.
+    /// Changes that completed from this tick on may be in a record for which nobody bears witness
+    /// any more.
     pub fn unsure_from(&self, disk: &Disk) -> u64 {
         let there = |r: &&Written| disk.holds(r.block, &r.header) && r.can_be_found(disk);
         let durable = self.records.iter().filter(there).map(|r| r.durable).max().unwrap_or(0);

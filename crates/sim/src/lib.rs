@@ -1,8 +1,9 @@
 //! Simulated disks, backends and clients under the real core; one seed replays a run.
 //!
 //! [`Life`] takes the core through a life full of faults: kills, power losses, stopped and failing
-//! backends, a cache device that forgets and dies. Time, chance and all input and output are simulated, so
-//! that a seed decides everything. The [`checker`] knows nothing of the core: it knows the guarantees.
+//! backends, a cache device that forgets and dies. Time, chance and all input and output are
+//! simulated, so that a seed decides everything. The [`checker`] knows nothing of the core: it
+//! knows the guarantees.
 
 pub mod api;
 pub mod baseline;

@@ -1,10 +1,13 @@
-//! A machine under the real core: the core, its cache device, the images of its volumes, and what is under way between them.
+//! A machine under the real core: the core, its cache device, the images of its volumes, and what
+//! is under way between them.
 //!
-//! It takes those effects of the core that are input or output, and gives completions back. An effect becomes a [`Flight`]
-//! ([`Machine::prepare`]), which is sent on its way ([`Machine::launch`]). When its time has come, it takes place or fails
-//! ([`Machine::arrive`]), and the core is told ([`Machine::tell`]). The machine's user has the clock, and a [`Policy`] that decides how
-//! long things take and what goes wrong on the way. The machine knows neither clients nor operators, and does not check the core's
-//! promises. It only says when the core asks for something that no core may ask for.
+//! It takes those effects of the core that are input or output, and gives completions back. An
+//! effect becomes a [`Flight`] ([`Machine::prepare`]), which is sent on its way
+//! ([`Machine::launch`]). When its time has come, it takes place or fails ([`Machine::arrive`]),
+//! and the core is told ([`Machine::tell`]). The machine's user has the clock, and a [`Policy`]
+//! that decides how long things take and what goes wrong on the way. The machine knows neither
+//! clients nor operators, and does not check the core's promises. It only says when the core asks
+//! for something that no core may ask for.
 
 mod arrival;
 pub mod backend;
@@ -165,7 +168,8 @@ impl Machine {
         Ok(report)
     }
 
-    /// Starts the core on a device that stops after `steps` operations. Returns whether it came to nothing for that.
+    /// Starts the core on a device that stops after `steps` operations. Returns whether it came to
+    /// nothing for that.
     pub fn open_and_stop(&mut self, config: &EngineConfig, now: Nanos, steps: u64) -> bool {
         self.disk.stop_after(Some(steps));
         let opened = Engine::open(&mut self.disk, config.clone(), now);
@@ -202,9 +206,11 @@ impl Machine {
         self.flights.get(&token).map(Flight::name)
     }
 
-    /// The connection to a backend is gone. What is under way comes back as failed, done or not; returns how much that is.
+    /// The connection to a backend is gone. What is under way comes back as failed, done or not;
+    /// returns how much that is.
     pub fn disconnect(&mut self, image: usize) -> u64 {
-        let lost = self.flights.values_mut().filter(|flight| flight.kind().backend() == Some(image));
+        let lost =
+            self.flights.values_mut().filter(|flight| flight.kind().backend() == Some(image));
         lost.map(Flight::disconnect).count() as u64
     }
 }
@@ -261,7 +267,8 @@ mod tests {
             let image = Backend::new(16 * BLOCK, true, 1_000);
             let layout = Layout::new(64 << 20, Some(256 << 10));
             let machine = Machine::new(layout, Rng::new(1), std::iter::once(image));
-            let mut bench = Bench { machine, policy: Prompt(Rng::new(2)), now: 0, due: BTreeSet::new() };
+            let mut bench =
+                Bench { machine, policy: Prompt(Rng::new(2)), now: 0, due: BTreeSet::new() };
             bench.machine.format().expect("a device that works");
             bench.open();
             bench
@@ -312,7 +319,9 @@ mod tests {
         /// Sends on its way what the core wants; returns what is no input or output.
         fn launch(&mut self) -> Vec<Effect> {
             let mut others = Vec::new();
-            while let Some(effect) = self.machine.engine_mut().expect("it runs").next_effect(self.now) {
+            while let Some(effect) =
+                self.machine.engine_mut().expect("it runs").next_effect(self.now)
+            {
                 let prepared = self.machine.prepare(&effect, self.now, &mut self.policy);
                 let Some(flight) = prepared.expect("it may ask for that") else {
                     others.push(effect);
@@ -326,12 +335,14 @@ mod tests {
             others
         }
 
-        /// Lets everything arrive, until the core wants nothing more; returns what is no input or output.
+        /// Lets everything arrive, until the core wants nothing more; returns what is no input or
+        /// output.
         fn run(&mut self) -> Vec<Effect> {
             let mut others = self.launch();
             while let Some((at, token)) = self.due.pop_first() {
                 self.now = at;
-                let arrival = self.machine.arrive(token, at, &mut self.policy).expect("it is under way");
+                let arrival =
+                    self.machine.arrive(token, at, &mut self.policy).expect("it is under way");
                 self.machine.tell(&arrival, at);
                 others.extend(self.launch());
             }
@@ -378,7 +389,10 @@ mod tests {
         assert_eq!(bench.machine.delay_of(token, bench.now, &mut bench.policy), None);
         let until = bench.now + 5_000;
         bench.machine.backend_mut(0).set_trouble(Trouble::Stopped, until);
-        assert_eq!(bench.machine.delay_of(token, bench.now, &mut bench.policy), Some(until + 1_000));
+        assert_eq!(
+            bench.machine.delay_of(token, bench.now, &mut bench.policy),
+            Some(until + 1_000)
+        );
         assert_eq!(bench.machine.delay_of(token, until, &mut bench.policy), None);
     }
 

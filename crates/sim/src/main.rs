@@ -1,5 +1,5 @@
-//! Runs the simulator by hand: one seed, a range of them, new ones for a given time, or a recorded life; and compares what the cores
-//! of two builds do.
+//! Runs the simulator by hand: one seed, a range of them, new ones for a given time, or a recorded
+//! life; and compares what the cores of two builds do.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -114,7 +114,8 @@ fn options() -> Result<Options, String> {
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or(format!("{arg} needs a value"));
-        let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{text:?} is not a number"));
+        let number =
+            |text: &str| text.parse::<u64>().map_err(|_| format!("{text:?} is not a number"));
         match arg.as_str() {
             "--seed" => {
                 let seed = number(&value()?)?;
@@ -122,13 +123,16 @@ fn options() -> Result<Options, String> {
             }
             "--seeds" => {
                 let text = value()?;
-                let (from, to) = text.split_once("..").ok_or(format!("{text:?} is not FROM..TO"))?;
+                let (from, to) =
+                    text.split_once("..").ok_or(format!("{text:?} is not FROM..TO"))?;
                 options.seeds = Some(number(from)?..number(to)?);
             }
             "--hours" => {
                 let text = value()?;
-                let hours = text.parse::<f64>().ok().filter(|hours| *hours > 0.0 && *hours <= HOURS_MAX);
-                let hours = hours.ok_or(format!("{text:?} is not a number of hours, such as 8 or 0.05"))?;
+                let hours =
+                    text.parse::<f64>().ok().filter(|hours| *hours > 0.0 && *hours <= HOURS_MAX);
+                let hours =
+                    hours.ok_or(format!("{text:?} is not a number of hours, such as 8 or 0.05"))?;
                 options.wall = Some(Duration::from_secs_f64(hours * 3600.0));
             }
             "--seconds" => options.seconds = number(&value()?)?,
@@ -156,7 +160,8 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
 }
 
 fn read(path: &Path) -> Result<String, String> {
-    std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
+    std::fs::read_to_string(path)
+        .map_err(|error| format!("cannot read {}: {error}", path.display()))
 }
 
 /// Prints what went wrong, if anything did.
@@ -175,7 +180,13 @@ fn told(failure: Option<&str>) -> ExitCode {
 fn hunt(name: &str, options: &Options) -> Result<ExitCode, String> {
     use tidepool_engine::mutation::Mutation;
     use tidepool_sim::mutants::{SEEDS, hunt_all, known, table};
-    let known = options.table.as_deref().map(read).transpose()?.map(|text| known(&text)).unwrap_or_default();
+    let known = options
+        .table
+        .as_deref()
+        .map(read)
+        .transpose()?
+        .map(|text| known(&text))
+        .unwrap_or_default();
     let named = |mutation: &Mutation| name == "all" || format!("{mutation:?}") == name;
     let seed = |mutation: Mutation| known.get(&format!("{mutation:?}")).copied().flatten();
     let all = Mutation::ALL.iter().copied();
@@ -185,8 +196,9 @@ fn hunt(name: &str, options: &Options) -> Result<ExitCode, String> {
     }
     let seeds = options.seeds.clone().unwrap_or(SEEDS);
     let found = hunt_all(&hunted, &seeds, options.jobs, &|mutation, caught| {
-        let what =
-            caught.map_or("NOT NOTICED".into(), |caught| format!("seed {}: {}", caught.seed, caught.what));
+        let what = caught.map_or("NOT NOTICED".into(), |caught| {
+            format!("seed {}: {}", caught.seed, caught.what)
+        });
         eprintln!("{mutation:?}: {what}");
     });
     print!("{}", table(&found));
@@ -208,7 +220,8 @@ fn choose(directory: &Path) -> Result<ExitCode, String> {
             return Err(format!("no seed of {} reaches {missing:?}", crowd.runs()));
         }
         let mut text =
-            "# Seeds whose lives reach everything together. `make seeds` chooses them anew.\n".to_owned();
+            "# Seeds whose lives reach everything together. `make seeds` chooses them anew.\n"
+                .to_owned();
         seeds.iter().for_each(|seed| text.push_str(&format!("{seed}\n")));
         let path = directory.join(file);
         write(&path, &text)?;
@@ -233,7 +246,8 @@ fn trace(life: &Life, path: &Path) -> Result<ExitCode, String> {
     Ok(told(outcome.failure.as_deref()))
 }
 
-/// Writes down the hashes of the lives with which other builds are compared, or of those with the given seeds.
+/// Writes down the hashes of the lives with which other builds are compared, or of those with the
+/// given seeds.
 fn record(options: &Options, path: &Path) -> Result<ExitCode, String> {
     let sets = SETS.map(|set| set.within(&options.seeds_of_sets()));
     let baseline = Baseline::of(&sets, options.jobs)?;
@@ -243,7 +257,8 @@ fn record(options: &Options, path: &Path) -> Result<ExitCode, String> {
 
 /// Compares this build with the one that has written a baseline. Only a move succeeds.
 fn compare(options: &Options, path: &Path) -> Result<ExitCode, String> {
-    let was = Baseline::parse(&read(path)?).map_err(|what| format!("{}: {what}", path.display()))?;
+    let was =
+        Baseline::parse(&read(path)?).map_err(|what| format!("{}: {what}", path.display()))?;
     let sets = was.sets_within(&options.seeds_of_sets());
     let comparison = was.compare(&Baseline::of(&sets, options.jobs)?);
     println!("{comparison}");
@@ -251,14 +266,16 @@ fn compare(options: &Options, path: &Path) -> Result<ExitCode, String> {
 }
 
 fn replay(path: &Path, verbose: bool) -> Result<ExitCode, String> {
-    let recording = Recording::parse(&read(path)?).map_err(|what| format!("{}: {what}", path.display()))?;
+    let recording =
+        Recording::parse(&read(path)?).map_err(|what| format!("{}: {what}", path.display()))?;
     if !recording.failure.is_empty() {
         println!("what went wrong when it was recorded: {}", recording.failure);
     }
     Ok(told(recording.replay(verbose).failure.as_deref()))
 }
 
-/// Records a life that failed, for the time when its seed means something else; returns the line that says where.
+/// Records a life that failed, for the time when its seed means something else; returns the line
+/// that says where.
 fn kept(directory: &Path, life: &Life) -> Result<String, String> {
     std::fs::create_dir_all(directory)
         .map_err(|error| format!("cannot make {}: {error}", directory.display()))?;
@@ -278,7 +295,10 @@ fn simulate(options: &Options) -> Result<ExitCode, String> {
     crowd.run(&seeds, options.jobs, &|life, failure| {
         println!("{failure}");
         if let Some(directory) = &options.failures {
-            println!("{}", kept(directory, &life).unwrap_or_else(|what| format!("not recorded: {what}")));
+            println!(
+                "{}",
+                kept(directory, &life).unwrap_or_else(|what| format!("not recorded: {what}"))
+            );
         }
     });
     println!("{crowd}");

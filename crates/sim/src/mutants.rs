@@ -27,7 +27,8 @@ pub fn life(mutation: Mutation, seed: u64) -> Life {
     }
 }
 
-/// Runs seeds with a bug in force until one of them fails: first `known`, if there is one, then `seeds`.
+/// Runs seeds with a bug in force until one of them fails: first `known`, if there is one, then
+/// `seeds`.
 pub fn hunt(mutation: Mutation, known: Option<u64>, seeds: Range<u64>) -> Option<Caught> {
     set(Some(mutation));
     let failure = |seed| {
@@ -48,16 +49,20 @@ pub fn known(table: &str) -> BTreeMap<String, Option<u64>> {
     bugs.map(|cells| (cells[0].to_owned(), cells[2].parse().ok())).collect()
 }
 
-/// Hunts bugs, each with a known seed or without and with `seeds` besides, `jobs` at once, and tells of each when it is over. In the order of `hunted`.
+/// Hunts bugs, each with a known seed or without and with `seeds` besides, `jobs` at once, and
+/// tells of each when it is over. In the order of `hunted`.
 pub fn hunt_all(
     hunted: &[(Mutation, Option<u64>)],
     seeds: &Range<u64>,
     jobs: usize,
     tell: &(dyn Fn(Mutation, Option<&Caught>) + Sync),
 ) -> Vec<(Mutation, Option<Caught>)> {
-    let found = Mutex::new(hunted.iter().map(|&(mutation, _)| (mutation, None)).collect::<Vec<_>>());
+    let found =
+        Mutex::new(hunted.iter().map(|&(mutation, _)| (mutation, None)).collect::<Vec<_>>());
     at_once(jobs, &|n| {
-        let Some(&(mutation, known)) = hunted.get(n as usize) else { return ControlFlow::Break(()) };
+        let Some(&(mutation, known)) = hunted.get(n as usize) else {
+            return ControlFlow::Break(());
+        };
         let caught = hunt(mutation, known, seeds.clone());
         tell(mutation, caught.as_ref());
         lock(&found)[n as usize].1 = caught;
@@ -68,8 +73,9 @@ pub fn hunt_all(
 
 /// A table of bugs and what came of the hunt.
 pub fn table(found: &[(Mutation, Option<Caught>)]) -> String {
-    let mut text =
-        String::from("| bug | what is wrong | seed that shows it | what noticed it |\n|---|---|---|---|\n");
+    let mut text = String::from(
+        "| bug | what is wrong | seed that shows it | what noticed it |\n|---|---|---|---|\n",
+    );
     for (mutation, caught) in found {
         let (seeds, what) = match caught {
             Some(caught) => (caught.seed.to_string(), plain(&caught.what)),

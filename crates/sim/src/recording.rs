@@ -1,7 +1,9 @@
-//! A life as it was lived: everything that it has drawn, so that it can be lived again when its seed means something else.
+//! A life as it was lived: everything that it has drawn, so that it can be lived again when its
+//! seed means something else.
 //!
-//! A text: a line that names the format, lines `KEY VALUE` about the life, and for each stream a line `stream NAME` with its draws in
-//! the lines behind it. A change of the simulator that draws more or less in one stream leaves the other streams as they were.
+//! A text: a line that names the format, lines `KEY VALUE` about the life, and for each stream a
+//! line `stream NAME` with its draws in the lines behind it. A change of the simulator that draws
+//! more or less in one stream leaves the other streams as they were.
 
 pub use crate::api::Recording;
 use crate::life::{Kind, Life};
@@ -19,7 +21,8 @@ impl Recording {
     /// Lives a life and records it.
     pub fn of(life: Life) -> (Outcome, Recording) {
         let (outcome, draws) = life.record();
-        let failure = outcome.failure.as_deref().map(|text| headline(text, &life)).unwrap_or_default();
+        let failure =
+            outcome.failure.as_deref().map(|text| headline(text, &life)).unwrap_or_default();
         (outcome, Recording { life, failure, draws })
     }
 
@@ -45,15 +48,17 @@ impl Recording {
         let (mut draws, mut stream, mut count, mut ended) = (Draws::new(), None, 0, false);
         for (line, number) in lines {
             let wrong = |what: &str| format!("line {number}: {what}");
-            let value =
-                |text: &str| text.parse::<u64>().map_err(|_| wrong(&format!("{text:?} is not a number")));
+            let value = |text: &str| {
+                text.parse::<u64>().map_err(|_| wrong(&format!("{text:?} is not a number")))
+            };
             if ended {
                 return Err(wrong("more behind the end"));
             }
             match line.split_once(' ').unwrap_or((line, "")) {
                 ("kind", name) => {
                     kind = Some(
-                        Kind::of_name(name).ok_or_else(|| wrong(&format!("there is no kind {name:?}")))?,
+                        Kind::of_name(name)
+                            .ok_or_else(|| wrong(&format!("there is no kind {name:?}")))?,
                     );
                 }
                 ("seed", text) => seed = Some(value(text)?),

@@ -1,8 +1,9 @@
 //! Chance, from one seed: everything that a life does follows from it.
 //!
-//! A life draws from many streams. Some have a name (`plan`). All others belong to one thing that happens, and its identity names
-//! them ([`Chance::keyed`]): one more draw in one of them, or another order, changes nothing in the others. What was drawn can be
-//! kept and drawn again ([`Chance::recorded`], [`Chance::replayed`]).
+//! A life draws from many streams. Some have a name (`plan`). All others belong to one thing that
+//! happens, and its identity names them ([`Chance::keyed`]): one more draw in one of them, or
+//! another order, changes nothing in the others. What was drawn can be kept and drawn again
+//! ([`Chance::recorded`], [`Chance::replayed`]).
 
 use crate::store::BlockMap;
 use std::collections::BTreeMap;
@@ -62,7 +63,8 @@ impl Chance {
         self.of_name(Rng::new(self.seed ^ hash), name)
     }
 
-    /// The stream of something that happens. What has the same identity and happens again has another stream.
+    /// The stream of something that happens. What has the same identity and happens again has
+    /// another stream.
     pub fn keyed(&mut self, identity: u64) -> Rng {
         self.named(identity).1
     }
@@ -83,14 +85,16 @@ impl Chance {
     /// Lets a stream give what was given once, and keeps what it gives.
     fn of_name(&mut self, mut rng: Rng, name: &str) -> Rng {
         rng.played = self.played.remove(name).unwrap_or_default().into_iter();
-        rng.taken = self.taken.as_mut().map(|taken| taken.entry(name.to_owned()).or_default().clone());
+        rng.taken =
+            self.taken.as_mut().map(|taken| taken.entry(name.to_owned()).or_default().clone());
         rng
     }
 
     /// What all streams have given so far, if it is kept.
     pub fn draws(&self) -> Draws {
-        let draws =
-            |taken: &Arc<Mutex<Vec<u64>>>| taken.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let draws = |taken: &Arc<Mutex<Vec<u64>>>| {
+            taken.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        };
         let all = self.taken.iter().flatten().map(|(name, taken)| (name.clone(), draws(taken)));
         all.filter(|(_, draws)| !draws.is_empty()).collect()
     }
@@ -229,10 +233,19 @@ mod tests {
         let mut replayed = again.stream("a");
         assert_eq!(
             first,
-            (replayed.below(1000), replayed.around(500), replayed.pick(&[1, 2, 3]), replayed.bits())
+            (
+                replayed.below(1000),
+                replayed.around(500),
+                replayed.pick(&[1, 2, 3]),
+                replayed.bits()
+            )
         );
         assert_eq!(replayed.below(1 << 40), Chance::of(4).stream("a").below(1 << 40));
         let mut smaller = Chance::replayed(4, chance.draws()).stream("a");
-        assert_eq!(smaller.below(10), first.0 % 10, "a range that has become smaller still holds it");
+        assert_eq!(
+            smaller.below(10),
+            first.0 % 10,
+            "a range that has become smaller still holds it"
+        );
     }
 }

@@ -90,7 +90,10 @@ impl Store {
 
     /// A completed write.
     pub fn write(&mut self, block: u64, content: Content, durable: bool) {
-        if content.is_none() && !self.visible.contains_key(&block) && !self.stable.contains_key(&block) {
+        if content.is_none()
+            && !self.visible.contains_key(&block)
+            && !self.stable.contains_key(&block)
+        {
             // Zeroes over zeroes, unless something else is on its way to the medium.
             if !self.pending.contains_key(&block) {
                 return;

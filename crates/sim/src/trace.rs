@@ -1,9 +1,10 @@
 //! What a core does in a life, so that another core can be compared with it.
 //!
-//! Every effect counts with all its fields, data with its checksum; the next deadline counts at each instant, and what the core says
-//! of itself at each 64th and at the end. Tokens and places in memory do not count: they are names that the core gives. From all
-//! this follow two hashes. The *ordered* one changes also when effects of one instant come in another order; the *unordered* one
-//! does not.
+//! Every effect counts with all its fields, data with its checksum; the next deadline counts at
+//! each instant, and what the core says of itself at each 64th and at the end. Tokens and places in
+//! memory do not count: they are names that the core gives. From all this follow two hashes. The
+//! *ordered* one changes also when effects of one instant come in another order; the *unordered*
+//! one does not.
 
 pub use crate::api::Hashes;
 use std::hash::{Hash, Hasher};
@@ -63,7 +64,9 @@ impl Seen {
     pub fn of(effect: &Effect, arena: &Arena) -> Seen {
         let mut data = 0;
         let what = match *effect {
-            Effect::DeviceRead { token: _, offset, buf } => What::DeviceRead { offset, bytes: buf.len },
+            Effect::DeviceRead { token: _, offset, buf } => {
+                What::DeviceRead { offset, bytes: buf.len }
+            }
             Effect::DeviceWrite { token: _, offset, buf, dsync } => {
                 data = crc32c(arena.bytes(buf));
                 What::DeviceWrite { offset, bytes: buf.len, dsync }
@@ -77,7 +80,9 @@ impl Seen {
                         ToBackend::Write { offset, bytes: buf.len }
                     }
                     BackendOp::Discard { offset, len } => ToBackend::Discard { offset, bytes: len },
-                    BackendOp::WriteZeroes { offset, len } => ToBackend::WriteZeroes { offset, bytes: len },
+                    BackendOp::WriteZeroes { offset, len } => {
+                        ToBackend::WriteZeroes { offset, bytes: len }
+                    }
                     BackendOp::Flush => ToBackend::Flush,
                     BackendOp::RedoWrite { group, frame, buf } => {
                         data = crc32c(arena.bytes(buf));
@@ -128,10 +133,13 @@ impl Seen {
         Seen { what, ..self }
     }
 
-    /// What names it: effects that do the same to the same place have one identity, whatever data they carry.
+    /// What names it: effects that do the same to the same place have one identity, whatever data
+    /// they carry.
     pub fn identity(&self) -> u64 {
         match self.what {
-            What::Backend { volume, op: ToBackend::RedoCommit { group, .. } } => fold(&(1, volume, group)),
+            What::Backend { volume, op: ToBackend::RedoCommit { group, .. } } => {
+                fold(&(1, volume, group))
+            }
             What::Backend { volume, op: ToBackend::RedoNote { .. } } => fold(&(2, volume)),
             what => fold(&what),
         }
@@ -198,7 +206,10 @@ impl Trace {
     }
 
     /// An instant is over. `deadline` is when each core wants to be looked at next.
-    pub fn end_instant<'a>(&mut self, cores: impl Iterator<Item = (Nanos, Option<&'a Engine>)> + Clone) {
+    pub fn end_instant<'a>(
+        &mut self,
+        cores: impl Iterator<Item = (Nanos, Option<&'a Engine>)> + Clone,
+    ) {
         for (core, (_, engine)) in cores.clone().enumerate() {
             let deadline = engine.and_then(|engine| engine.next_deadline());
             self.instant.push(fold(&(core, "deadline", deadline)));
@@ -252,7 +263,8 @@ impl Trace {
         self.instants
     }
 
-    /// What was done since then, in its order: in the instant that is not over, or in the first one that does not count.
+    /// What was done since then, in its order: in the instant that is not over, or in the first one
+    /// that does not count.
     pub fn beyond(&self) -> Vec<u64> {
         if self.beyond.is_empty() { self.instant.clone() } else { self.beyond.clone() }
     }
@@ -292,7 +304,9 @@ mod tests {
     #[test]
     fn another_effect_or_instant_changes_both_hashes() {
         let one = hashes(&[&[1, 2], &[3]]);
-        for other in [hashes(&[&[1, 2], &[4]]), hashes(&[&[1], &[2, 3]]), hashes(&[&[1, 2], &[3], &[]])] {
+        for other in
+            [hashes(&[&[1, 2], &[4]]), hashes(&[&[1], &[2, 3]]), hashes(&[&[1, 2], &[3], &[]])]
+        {
             assert_ne!(one.ordered, other.ordered);
             assert_ne!(one.unordered, other.unordered);
         }
@@ -309,7 +323,8 @@ mod tests {
         assert_ne!(seen(bufs[0], 1, true), seen(bufs[0], 1, false));
         let before = seen(bufs[0], 1, true);
         arena.bytes_mut(bufs[1])[17] ^= 1;
-        let write = Effect::DeviceWrite { token: Token(1), offset: 4096, buf: bufs[1], dsync: true };
+        let write =
+            Effect::DeviceWrite { token: Token(1), offset: 4096, buf: bufs[1], dsync: true };
         let after = Seen::of(&write, &arena);
         assert_ne!(before, after);
         assert_eq!(before.identity(), after.identity());

@@ -1,4 +1,5 @@
-//! The world of a run: one machine, its clients and operators, what goes wrong, and the oracle that looks on.
+//! The world of a run: one machine, its clients and operators, what goes wrong, and the oracle that
+//! looks on.
 
 mod clients;
 mod clock;
@@ -36,7 +37,8 @@ use tidepool_engine::api::*;
 use volume::Vol;
 use watch::Watch;
 
-/// Client requests for each simulated second that a life may last: a short one is one of few requests, too.
+/// Client requests for each simulated second that a life may last: a short one is one of few
+/// requests, too.
 const REQUESTS_PER_S: u64 = 150;
 
 /// What happens at a point of simulated time.
@@ -118,8 +120,9 @@ impl World {
         let disk = rng.fork();
         let quantum = rng.pick(&[1, 10_000, 100_000]);
         let layout = Layout::new(plan.cache_bytes, plan.segment_bytes);
-        let backend =
-            |p: &plan::VolumePlan| Backend::new(p.size_bytes, p.durable_backend, p.backend_latency_ns);
+        let backend = |p: &plan::VolumePlan| {
+            Backend::new(p.size_bytes, p.durable_backend, p.backend_latency_ns)
+        };
         let machine = Machine::new(layout, disk, plan.volumes.iter().map(backend));
         let vols = plan.volumes.iter().enumerate().map(|(i, p)| Vol::new(i, p.clone())).collect();
         World {
@@ -217,11 +220,14 @@ impl World {
         self.at(self.clock.now() + pause, what);
     }
 
-    /// What names a happening: it decides what comes first at one point of time, and what is drawn then.
+    /// What names a happening: it decides what comes first at one point of time, and what is drawn
+    /// then.
     fn identity(&self, what: Happening) -> u64 {
         match what {
             // An effect's name is not its token: the core is free to choose that.
-            Happening::Done { token, .. } => self.machine.name_of(token).map_or(0, |name| mix(1, name)),
+            Happening::Done { token, .. } => {
+                self.machine.name_of(token).map_or(0, |name| mix(1, name))
+            }
             Happening::Client { volume, slot } => fold(&(2, volume, slot)),
             Happening::Action => fold(&3),
             Happening::Stop { .. } => fold(&4),
@@ -267,14 +273,18 @@ impl World {
             Happening::Done { life, token } if life == current => self.complete(token),
             Happening::Client { volume, slot } => self.client(volume, slot),
             Happening::Action => self.action(),
-            Happening::Stop { life, how } if life == current && self.machine.is_running() => self.stop(how),
+            Happening::Stop { life, how } if life == current && self.machine.is_running() => {
+                self.stop(how)
+            }
             Happening::Reopen => self.reopen(),
             Happening::Attach { life, volume } if life == current => self.attach(volume),
             Happening::Add { volume } => self.add(volume),
             Happening::Verify { life, volume } if life == current => self.verify(volume),
             Happening::VerifyAgain { life, volume } if life == current => self.verify_again(volume),
             Happening::MustBeAnswered { request } if self.clients.get(request).is_some() => {
-                self.fail(format!("request {request} for cached blocks waits for a stopped backend"));
+                self.fail(format!(
+                    "request {request} for cached blocks waits for a stopped backend"
+                ));
             }
             Happening::End => self.end(),
             _ => {}

@@ -1,4 +1,5 @@
-//! Every deliberate bug of the core is noticed, and those in the table of `docs/mutations.md` are all that there are.
+//! Every deliberate bug of the core is noticed, and those in the table of `docs/mutations.md` are
+//! all that there are.
 
 use tidepool_engine::mutation::{Mutation, set};
 use tidepool_sim::mutants::{hunt, hunt_all, known, life};
@@ -29,7 +30,8 @@ fn every_deliberate_bug_is_noticed() {
         ),
         None => println!("{mutation:?}: NOT NOTICED"),
     });
-    let missed: Vec<_> = found.iter().filter(|(_, caught)| caught.is_none()).map(|(m, _)| m).collect();
+    let missed: Vec<_> =
+        found.iter().filter(|(_, caught)| caught.is_none()).map(|(m, _)| m).collect();
     assert!(
         missed.is_empty(),
         "neither the seed in docs/mutations.md nor 50 more have noticed {missed:?}: find one, and renew the table: make mutations"
@@ -39,7 +41,8 @@ fn every_deliberate_bug_is_noticed() {
 #[test]
 fn the_documented_bugs_are_those_that_there_are() {
     let documented: Vec<String> = known(TABLE).into_keys().collect();
-    let mut all: Vec<String> = Mutation::ALL.iter().map(|mutation| format!("{mutation:?}")).collect();
+    let mut all: Vec<String> =
+        Mutation::ALL.iter().map(|mutation| format!("{mutation:?}")).collect();
     all.sort();
     assert_eq!(documented, all, "write the table again: make mutations");
 }
@@ -66,8 +69,9 @@ fn with_and_without(mutation: Mutation, life: Life) -> [Outcome; 2] {
     [with, without]
 }
 
-/// A comparison of two builds is blind to no deliberate bug: what the core does in some life is different, and not only because that
-/// life ends early. It is mostly the life that shows the bug; some lives end before the core goes on with what is wrong.
+/// A comparison of two builds is blind to no deliberate bug: what the core does in some life is
+/// different, and not only because that life ends early. It is mostly the life that shows the bug;
+/// some lives end before the core goes on with what is wrong.
 #[test]
 fn every_deliberate_bug_changes_what_the_core_does() {
     let known = known(TABLE);
@@ -82,12 +86,16 @@ fn every_deliberate_bug_changes_what_the_core_does() {
     }
 }
 
-/// A comparison of two builds sees a counter that stands still and a wrong time in a redo's header, is blind to tokens, and tells an
-/// order from anything else.
+/// A comparison of two builds sees a counter that stands still and a wrong time in a redo's header,
+/// is blind to tokens, and tells an order from anything else.
 #[test]
 fn a_comparison_counts_every_field_and_no_name() {
     let lives = (1..26).flat_map(|seed| {
-        [(Kind::OneHost, 6), (Kind::TwoHosts, 2)].map(|(kind, seconds)| Life { kind, seed, seconds })
+        [(Kind::OneHost, 6), (Kind::TwoHosts, 2)].map(|(kind, seconds)| Life {
+            kind,
+            seed,
+            seconds,
+        })
     });
     let lives: Vec<Life> = lives.collect();
     for (mutation, ordered, unordered) in [

@@ -1,4 +1,5 @@
-//! A fixed set of lives of the core, full of faults, that reach everything. New ones are lived by `make soak`.
+//! A fixed set of lives of the core, full of faults, that reach everything. New ones are lived by
+//! `make soak`.
 
 use tidepool_sim::crowd::{Crowd, Seeds};
 use tidepool_sim::recording::Recording;
@@ -10,15 +11,18 @@ const PAIR_SECONDS: u64 = 4;
 /// What the lives of one host come to at least.
 const EVENTS: u64 = 200_000;
 
-/// Lives the lives of a set of seeds, and further ones in search of what the set has missed, because the simulator has changed since
-/// its seeds were chosen.
+/// Lives the lives of a set of seeds, and further ones in search of what the set has missed,
+/// because the simulator has changed since its seeds were chosen.
 fn lived(kind: Kind, seconds: u64, set: &str) -> Crowd {
     let mut crowd = Crowd::new(kind, seconds);
     let seeds = Seeds::parse(set).expect("a set of seeds");
     let mut failures = crowd.failures(&Seeds::Of(seeds));
     let missing = crowd.missing();
     if !missing.is_empty() {
-        println!("the set of {} seeds says nothing about {missing:?}: `make seeds` renews it", kind.name());
+        println!(
+            "the set of {} seeds says nothing about {missing:?}: `make seeds` renews it",
+            kind.name()
+        );
         failures.extend(crowd.search());
     }
     println!("{crowd}");
@@ -57,7 +61,8 @@ fn a_seed_replays_to_the_last_event() {
 fn a_recorded_life_is_lived_again_without_its_seed() {
     for (kind, seconds) in [(Kind::OneHost, SECONDS), (Kind::TwoHosts, PAIR_SECONDS)] {
         let (outcome, recording) = Recording::of(Life { kind, seed: 1001, seconds });
-        let mut read = Recording::parse(&recording.to_string()).expect("what was written can be read");
+        let mut read =
+            Recording::parse(&recording.to_string()).expect("what was written can be read");
         assert_eq!(read, recording);
         // Everything comes from what was drawn.
         read.life.seed = 5;
@@ -93,7 +98,8 @@ fn recorded_lives_go_well() {
     for entry in std::fs::read_dir(directory).expect("the recordings") {
         let path = entry.expect("a recording").path();
         let text = std::fs::read_to_string(&path).expect("a text");
-        let recording = Recording::parse(&text).unwrap_or_else(|what| panic!("{}: {what}", path.display()));
+        let recording =
+            Recording::parse(&text).unwrap_or_else(|what| panic!("{}: {what}", path.display()));
         let failure = recording.replay(false).failure;
         assert!(failure.is_none(), "{}: {}", path.display(), failure.unwrap_or_default());
         lived += 1;

@@ -62,7 +62,11 @@ impl Admin {
             }
             if start.elapsed() > limit {
                 let what = format!("a state of the volume {name} that the test waits for");
-                return Err(Error::Timeout { what, limit, hint: format!("; its last status: {volume}") });
+                return Err(Error::Timeout {
+                    what,
+                    limit,
+                    hint: format!("; its last status: {volume}"),
+                });
             }
             std::thread::sleep(POLL);
         }
@@ -78,7 +82,12 @@ impl Admin {
     }
 
     /// Makes a call and returns the HTTP status and the answer.
-    pub fn exchange(&self, method: &str, path: &str, body: Option<&Value>) -> Result<(u16, Value), Error> {
+    pub fn exchange(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<(u16, Value), Error> {
         let failed = || io(format!("cannot ask the admin API at {}", self.socket.display()));
         let mut stream = UnixStream::connect(&self.socket).map_err(failed())?;
         stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(failed())?;
@@ -92,7 +101,10 @@ impl Admin {
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).map_err(failed())?;
         parse(&answer).ok_or_else(|| {
-            Error::Protocol(format!("admin API: not understood: {}", String::from_utf8_lossy(&answer)))
+            Error::Protocol(format!(
+                "admin API: not understood: {}",
+                String::from_utf8_lossy(&answer)
+            ))
         })
     }
 }
@@ -104,7 +116,8 @@ fn parse(answer: &[u8]) -> Option<(u16, Value)> {
     let status = head.split(' ').nth(1)?.parse().ok()?;
     let chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
     let body = if chunked { unchunk(body)? } else { body.to_string() };
-    let value = if body.trim().is_empty() { Value::Null } else { serde_json::from_str(&body).ok()? };
+    let value =
+        if body.trim().is_empty() { Value::Null } else { serde_json::from_str(&body).ok()? };
     Some((status, value))
 }
 

@@ -18,7 +18,8 @@ use crate::error::{Error, io};
 
 /// Longest wait for the line `ready`.
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
-/// Longest wait for a line of the log: the daemon writes its log beside what it does, and a busy machine late.
+/// Longest wait for a line of the log: the daemon writes its log beside what it does, and a busy
+/// machine late.
 const SAID_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest wait for the end of the daemon.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
@@ -115,7 +116,8 @@ impl Daemon {
             words.extend(["unshare", "--uts", "sh", "-c", AS_IF_NAMED, name].map(OsString::from));
         }
         if let Some(boot) = &self.boot {
-            let private = ["unshare", "--mount", "--propagation", "private", "sh", "-c", AS_IF_BOOTED];
+            let private =
+                ["unshare", "--mount", "--propagation", "private", "sh", "-c", AS_IF_BOOTED];
             words.extend(private.map(OsString::from));
             words.push(boot.into());
         }
@@ -127,8 +129,8 @@ impl Daemon {
         if let Some(network) = &self.network {
             network.enter(&mut command);
         }
-        let mut process =
-            Process::spawn(command).map_err(io(format!("cannot start {}", self.program.display())))?;
+        let mut process = Process::spawn(command)
+            .map_err(io(format!("cannot start {}", self.program.display())))?;
         let output = process.child().stdout.take().expect("its output is piped");
         let (sender, lines) = channel();
         // The thread ends with the daemon's output. Until then the thread keeps the pipe from
@@ -154,7 +156,9 @@ impl Daemon {
     pub fn has_open(&self, path: &Path) -> bool {
         let files = self.id().map(|id| std::fs::read_dir(format!("/proc/{id}/fd")));
         let Some(Ok(files)) = files else { return false };
-        files.flatten().any(|file| std::fs::read_link(file.path()).is_ok_and(|target| target == path))
+        files
+            .flatten()
+            .any(|file| std::fs::read_link(file.path()).is_ok_and(|target| target == path))
     }
 
     /// Waits for the line `ready`. Returns the time that this took.
@@ -206,7 +210,8 @@ impl Daemon {
     /// Waits for the daemon's end.
     pub fn wait(&mut self) -> Result<ExitStatus, Error> {
         let process = self.process.as_mut().expect("the daemon runs");
-        let Some(status) = process.wait(END_TIMEOUT).map_err(io("cannot wait for the daemon"))? else {
+        let Some(status) = process.wait(END_TIMEOUT).map_err(io("cannot wait for the daemon"))?
+        else {
             return Err(Error::Timeout {
                 what: "the daemon's end".into(),
                 limit: END_TIMEOUT,
@@ -255,8 +260,8 @@ impl Daemon {
         name.into()
     }
 
-    /// Waits until the log of the latest start says this, and returns the log. A daemon that serves, or that answers a request, may
-    /// not have written yet what it has to say of that.
+    /// Waits until the log of the latest start says this, and returns the log. A daemon that
+    /// serves, or that answers a request, may not have written yet what it has to say of that.
     ///
     /// # Errors
     /// The log does not say it in time.
@@ -278,7 +283,8 @@ impl Daemon {
         }
     }
 
-    /// The error output of the latest start, as far as it is written: all of it once the daemon has ended by itself.
+    /// The error output of the latest start, as far as it is written: all of it once the daemon has
+    /// ended by itself.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.log_path()).unwrap_or_default()
     }
@@ -318,8 +324,12 @@ struct Program {
 }
 
 /// The program that users run.
-static TIDEPOOL: Program =
-    Program { package: "tidepool", name: "tidepool", variable: "TIDEPOOL_BIN", path: OnceLock::new() };
+static TIDEPOOL: Program = Program {
+    package: "tidepool",
+    name: "tidepool",
+    variable: "TIDEPOOL_BIN",
+    path: OnceLock::new(),
+};
 /// The program with longer limits.
 static LONG_LIMITS: Program = Program {
     package: "tidepool-tests",
@@ -339,7 +349,9 @@ impl Program {
         let Program { package, name, variable, path } = self;
         let path = path.get_or_init(|| match std::env::var_os(variable) {
             Some(path) if Path::new(&path).is_file() => Ok(path.into()),
-            Some(path) => Err(format!("{variable} names {}, which is no file", Path::new(&path).display())),
+            Some(path) => {
+                Err(format!("{variable} names {}, which is no file", Path::new(&path).display()))
+            }
             None => build(package, name).map_err(|error| error.to_string()),
         });
         path.as_deref().map_err(|text| Error::Io {
@@ -353,24 +365,39 @@ impl Program {
 /// running program.
 fn build(package: &str, name: &str) -> Result<PathBuf, Error> {
     let program = std::env::current_exe().map_err(io("cannot find the running program"))?;
-    let directory = program.ancestors().find(|path| path.join("deps").is_dir()).ok_or_else(|| Error::Io {
-        what: "no target directory".into(),
-        source: std::io::ErrorKind::NotFound.into(),
-    })?;
+    let directory =
+        program.ancestors().find(|path| path.join("deps").is_dir()).ok_or_else(|| Error::Io {
+            what: "no target directory".into(),
+            source: std::io::ErrorKind::NotFound.into(),
+        })?;
     let profile = match directory.file_name().and_then(|name| name.to_str()) {
         Some("debug") | None => "dev",
         Some(name) => name,
     };
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
-        .args(["build", "--quiet", "--package", package, "--bin", name, "--profile", profile, "--target-dir"])
+        .args([
+            "build",
+            "--quiet",
+            "--package",
+            package,
+            "--bin",
+            name,
+            "--profile",
+            profile,
+            "--target-dir",
+        ])
         .arg(directory.parent().expect("a profile's directory has a parent"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .map_err(io("cannot run cargo"))?;
     if !output.status.success() {
         let log = tail(&String::from_utf8_lossy(&output.stderr));
-        return Err(Error::Ended { program: "cargo build".into(), status: output.status.to_string(), log });
+        return Err(Error::Ended {
+            program: "cargo build".into(),
+            status: output.status.to_string(),
+            log,
+        });
     }
     Ok(directory.join(name))
 }

@@ -90,13 +90,17 @@ impl Raw {
         loop {
             let mut head = [0; 20];
             self.0.read_exact(&mut head)?;
-            let number = |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().expect("four bytes"));
+            let number =
+                |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().expect("four bytes"));
             let mut body = vec![0; number(16) as usize];
             self.0.read_exact(&mut body)?;
             match number(12) {
                 1 => return Ok(()),
                 error if error & 0x8000_0000 != 0 => {
-                    return Err(io::Error::other(format!("{error:#x}: {}", String::from_utf8_lossy(&body))));
+                    return Err(io::Error::other(format!(
+                        "{error:#x}: {}",
+                        String::from_utf8_lossy(&body)
+                    )));
                 }
                 _ => {}
             }
@@ -129,7 +133,9 @@ pub enum Attack {
 /// before those that leave zeroes there.
 pub fn attacks(cached_bytes: u32) -> [(&'static str, Attack); 6] {
     let many = |kind, len| Attack::Requests(Raw::request(kind, 0, len).repeat(PIPELINED));
-    let each = |request: &dyn Fn(u64) -> Vec<u8>| Attack::Requests((0..PLACES).flat_map(request).collect());
+    let each = |request: &dyn Fn(u64) -> Vec<u8>| {
+        Attack::Requests((0..PLACES).flat_map(request).collect())
+    };
     // These are the offsets of the cached blocks, so every read is a hit on the cache device.
     let read = |number| Raw::request(READ, number * 8192 % u64::from(cached_bytes), 4096);
     // Each request zeroes one sector of a block. Every second request is for block 0, the others
@@ -157,7 +163,12 @@ impl Drop for End<'_> {
 
 /// Sends to an export without a pause and discards the replies, until `over` is set. After the
 /// server closes the connection, the client connects again.
-pub fn attack((socket, export): (&Path, &str), attack: &Attack, over: &AtomicBool, sent: &AtomicU64) {
+pub fn attack(
+    (socket, export): (&Path, &str),
+    attack: &Attack,
+    over: &AtomicBool,
+    sent: &AtomicU64,
+) {
     while !over.load(Ordering::Relaxed) {
         let connected = match attack {
             Attack::Requests(_) => Raw::of_export(socket, export),
@@ -225,9 +236,9 @@ mod tests {
     fn attacks_that_need_cached_blocks_come_before_those_that_zero_them() {
         let kind = |request: &[u8]| u16::from_be_bytes([request[6], request[7]]);
         let zeroes = |attack: &Attack| match attack {
-            Attack::Requests(bytes) => {
-                bytes.chunks(REQUEST_BYTES).any(|request| [TRIM, WRITE_ZEROES].contains(&kind(request)))
-            }
+            Attack::Requests(bytes) => bytes
+                .chunks(REQUEST_BYTES)
+                .any(|request| [TRIM, WRITE_ZEROES].contains(&kind(request))),
             Attack::Options => false,
         };
         let zeroes = attacks(1 << 20).map(|(_, attack)| zeroes(&attack));

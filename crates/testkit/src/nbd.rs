@@ -49,8 +49,8 @@ impl Read for SharedStream {
 
 /// Connects to the unix socket at `socket` and opens `export`.
 pub fn connect(socket: &Path, export: &str) -> Result<(Export, Sender, Receiver), Error> {
-    let stream =
-        UnixStream::connect(socket).map_err(io(format!("cannot connect to {}", socket.display())))?;
+    let stream = UnixStream::connect(socket)
+        .map_err(io(format!("cannot connect to {}", socket.display())))?;
     let sender = Sender { stream: Arc::new(stream) };
     let mut stream = std::io::BufReader::new(SharedStream(sender.stream.clone()));
     let export = nbd::negotiate(&mut stream, &mut &*sender.stream, export)?;
@@ -104,18 +104,29 @@ impl Client {
     /// Limits the wait for an answer: a receive that takes longer than `limit` fails as if the
     /// server had closed the connection.
     pub fn give_up_after(&self, limit: Duration) -> Result<(), Error> {
-        self.sender.stream.set_read_timeout(Some(limit)).map_err(io("cannot limit the time of an answer"))
+        self.sender
+            .stream
+            .set_read_timeout(Some(limit))
+            .map_err(io("cannot limit the time of an answer"))
     }
 
     /// Sends one request and waits for the reply. The client chooses the cookie. `payload` is the
-    /// data of a write, and `data` takes the data of a read. [`Error::Refused`] carries the errno of
-    /// a refusal.
-    pub fn request(&mut self, command: Command, payload: &[u8], data: &mut [u8]) -> Result<(), Error> {
+    /// data of a write, and `data` takes the data of a read. [`Error::Refused`] carries the errno
+    /// of a refusal.
+    pub fn request(
+        &mut self,
+        command: Command,
+        payload: &[u8],
+        data: &mut [u8],
+    ) -> Result<(), Error> {
         self.cookie += 1;
         self.sender.send(Command { cookie: self.cookie, ..command }, payload)?;
         let (errno, cookie) = self.receiver.reply()?;
         if cookie != self.cookie {
-            return Err(Error::Protocol(format!("a reply to cookie {cookie} instead of {}", self.cookie)));
+            return Err(Error::Protocol(format!(
+                "a reply to cookie {cookie} instead of {}",
+                self.cookie
+            )));
         }
         if errno != 0 {
             let Command { kind, len, offset, .. } = command;

@@ -40,7 +40,8 @@ impl Rng {
 /// The seed of a test run: `TIDEPOOL_SEED` if it is set to a number, else `default`. The seed is
 /// printed, so that a failure can be replayed.
 pub fn seed(default: u64) -> u64 {
-    let seed = std::env::var("TIDEPOOL_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(default);
+    let seed =
+        std::env::var("TIDEPOOL_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(default);
     println!("seed {seed} (replay with TIDEPOOL_SEED={seed})");
     seed
 }

@@ -22,7 +22,9 @@ fn a_guest_rides_out_restarts_of_its_server_and_finds_its_files_after_a_crash() 
     let image = GuestImage::build().expect("a guest's image");
     let server = serve();
     let mut guest = image.boot(server.socket(), "").expect("the guest boots");
-    guest.run("/sbin/mke2fs -q -t ext4 /dev/vda && mount /dev/vda /mnt", MINUTE).expect("a filesystem");
+    guest
+        .run("/sbin/mke2fs -q -t ext4 /dev/vda && mount /dev/vda /mnt", MINUTE)
+        .expect("a filesystem");
     guest.run("verifier run /mnt 5 1000000 &", MINUTE).expect("the verifier starts");
     guest.wait_for("synced", MINUTE).expect("it writes");
     server.kill().expect("kill");
@@ -40,9 +42,14 @@ fn a_guest_rides_out_restarts_of_its_server_and_finds_its_files_after_a_crash() 
     let mut guest = image.boot(server.socket(), "").expect("the guest boots again");
     guest.run("mount /dev/vda /mnt", MINUTE).expect("the journal is replayed");
     assert!(guest.run("dmesg", MINUTE).expect("dmesg").contains("recovery complete"));
-    guest.run(&format!("verifier check /mnt 5 {synced}"), MINUTE).expect("what was synced is there");
-    let (_, status) = guest.run_status("verifier check /mnt 5 0:1000000", MINUTE).expect("the verifier runs");
+    guest
+        .run(&format!("verifier check /mnt 5 {synced}"), MINUTE)
+        .expect("what was synced is there");
+    let (_, status) =
+        guest.run_status("verifier check /mnt 5 0:1000000", MINUTE).expect("the verifier runs");
     assert_eq!(status, 1, "a lost version is noticed");
-    guest.run("umount /mnt && /sbin/e2fsck -f -n /dev/vda", MINUTE).expect("the filesystem is clean");
+    guest
+        .run("umount /mnt && /sbin/e2fsck -f -n /dev/vda", MINUTE)
+        .expect("the filesystem is clean");
     drop(server);
 }

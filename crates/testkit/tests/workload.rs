@@ -30,7 +30,10 @@ fn kill_under_load(workload: &mut Workload, server: Server, after: Duration) {
         let run = scope.spawn(|| workload.run_until(&never));
         std::thread::sleep(after);
         server.kill().expect("the server is killed");
-        assert_eq!(run.join().expect("the workload runs").expect("no violation"), Progress::Disconnected);
+        assert_eq!(
+            run.join().expect("the workload runs").expect("no violation"),
+            Progress::Disconnected
+        );
     });
     workload.server_died();
 }
@@ -67,7 +70,9 @@ fn a_server_that_forgets_is_caught() {
         let server = Server::nbdkit(&scratch.join("nbd.sock"), ["memory", &size]).expect("nbdkit");
         workload.connect(server.socket(), "").expect("connect");
         match workload.verify() {
-            Ok(Progress::Done) => kill_under_load(&mut workload, server, Duration::from_millis(200)),
+            Ok(Progress::Done) => {
+                kill_under_load(&mut workload, server, Duration::from_millis(200))
+            }
             Err(Error::Violation { violation, .. }) => {
                 assert_eq!(violation.found, "zeros");
                 return;
@@ -91,13 +96,16 @@ fn one_stale_sector_is_caught() {
     workload.run(300).expect("a run");
     workload.verify().expect("right so far");
     let after = std::fs::read(&image).expect("the image");
-    let changed = before.chunks(512).zip(after.chunks(512)).position(|(before, after)| before != after);
+    let changed =
+        before.chunks(512).zip(after.chunks(512)).position(|(before, after)| before != after);
     let place = changed.expect("the second run changed something") * 512;
     let file = std::fs::OpenOptions::new().write(true).open(&image).expect("open");
     std::os::unix::fs::FileExt::write_all_at(&file, &before[place..place + 512], place as u64)
         .expect("write");
     match workload.verify() {
-        Err(Error::Violation { violation, .. }) => assert_eq!(violation.sector as usize, place / 512),
+        Err(Error::Violation { violation, .. }) => {
+            assert_eq!(violation.sector as usize, place / 512)
+        }
         other => panic!("{other:?}"),
     }
 }

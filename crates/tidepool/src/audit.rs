@@ -3,8 +3,8 @@
 use tidepool_daemon::audit;
 use tidepool_daemon::failure::Failure;
 
-/// Does what the command is for, and writes down before and afterwards that it was given: so it is known, too, who has given one that is
-/// ended in the middle.
+/// Does what the command is for, and writes down before and afterwards that it was given: so it is
+/// known, too, who has given one that is ended in the middle.
 pub fn audited(words: &[&str], work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
     let command = audit::command(words.iter().copied());
     record(&command, "begun");

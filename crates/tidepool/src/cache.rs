@@ -47,7 +47,12 @@ struct Formatted {
     size_bytes: u64,
 }
 
-fn format(path: &Path, size: Option<Size>, replace: Replace, format: Format) -> Result<(), Failure> {
+fn format(
+    path: &Path,
+    size: Option<Size>,
+    replace: Replace,
+    format: Format,
+) -> Result<(), Failure> {
     let bar = bytes_bar("formatting the cache");
     let mut size_bytes = 0;
     let done = cache::format(path, size, replace, &mut |done, total| {
@@ -123,7 +128,8 @@ struct VolumeContents {
 }
 
 fn open(path: &Path) -> Result<CacheFile, Failure> {
-    CacheFile::open_read_only(path).map_err(|e| Failure::failed(format!("cannot look at the cache {e}")))
+    CacheFile::open_read_only(path)
+        .map_err(|e| Failure::failed(format!("cannot look at the cache {e}")))
 }
 
 fn unreadable(path: &Path) -> impl Fn(OpenError) -> Failure {

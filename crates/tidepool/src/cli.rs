@@ -82,8 +82,8 @@ pub struct AdminArgs {
     pub admin: Option<PathBuf>,
 }
 
-/// Options of `serve`. Each can also stand in the configuration file under the same name; an option given
-/// here wins.
+/// Options of `serve`. Each can also stand in the configuration file under the same name; an option
+/// given here wins.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
     /// Configuration file (TOML) with the same names as these options.
@@ -95,16 +95,18 @@ pub struct ServeArgs {
     /// Size of the cache when it has to be created.
     #[arg(long, value_name = "SIZE")]
     pub cache_size: Option<Size>,
-    /// A volume and its image: file:PATH, rbd:POOL[/NAMESPACE]/IMAGE[?conf=…&id=…], nbd://HOST:PORT/NAME or
-    /// nbd+unix:///NAME?socket=PATH. Volumes that the
-    /// cache knows already are served in any case.
+    /// A volume and its image: file:PATH, rbd:POOL[/NAMESPACE]/IMAGE[?conf=…&id=…],
+    /// nbd://HOST:PORT/NAME or nbd+unix:///NAME?socket=PATH. Volumes that the cache knows already
+    /// are served in any case.
     #[arg(long, value_name = "NAME=URI", value_parser = named_volume)]
     pub volume: Vec<(VolumeName, BackendUri)>,
-    /// Where to serve NBD: nbd+unix:///?socket=PATH or nbd://HOST:PORT/ for all volumes, with a volume's name
-    /// after the last slash for that one [default: nbd.sock beside the admin socket's default].
+    /// Where to serve NBD: nbd+unix:///?socket=PATH or nbd://HOST:PORT/ for all volumes, with a
+    /// volume's name after the last slash for that one [default: nbd.sock beside the admin socket's
+    /// default].
     #[arg(long, value_name = "URI")]
     pub nbd: Vec<String>,
-    /// Let other hosts use the volumes over TCP, in plain text, where --nbd names an address that they reach.
+    /// Let other hosts use the volumes over TCP, in plain text, where --nbd names an address that
+    /// they reach.
     #[arg(long)]
     pub nbd_unencrypted: bool,
     /// Directory of vhost-user sockets (not available in this version).
@@ -117,39 +119,41 @@ pub struct ServeArgs {
     /// Serve Prometheus metrics at http://ADDR:PORT/metrics.
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics: Option<SocketAddr>,
-    /// Write-back with this cache as the only copy: when it dies, up to this much may be lost. Without it
-    /// volumes run write-through.
+    /// Write-back with this cache as the only copy: when it dies, up to this much may be lost.
+    /// Without it volumes run write-through.
     #[arg(long, value_name = "DURATION")]
     pub accept_loss: Option<Duration>,
-    /// Order in which dirty data reaches the image. `grouped` (the default): with its redo, the image is at any
-    /// time the volume as it once was, also when the cache is lost. `unordered` is faster: while data is
-    /// dirty, the image alone is not a consistent disk. An NBD server's image has `unordered` only, and in write-back
-    /// wants it said.
+    /// Order in which dirty data reaches the image. `grouped` (the default): with its redo, the
+    /// image is at any time the volume as it once was, also when the cache is lost. `unordered` is
+    /// faster: while data is dirty, the image alone is not a consistent disk. An NBD server's image
+    /// has `unordered` only, and in write-back wants it said.
     #[arg(long, value_name = "grouped|unordered")]
     pub drain: Option<DrainOrder>,
-    /// A host that keeps second copies: a write is acknowledged when it is in the logs of both. With several the first that
-    /// answers is taken. tls://HOST:PORT, or within this host tcp://ADDRESS:PORT or unix:PATH.
+    /// A host that keeps second copies: a write is acknowledged when it is in the logs of both.
+    /// With several the first that answers is taken. tls://HOST:PORT, or within this host
+    /// tcp://ADDRESS:PORT or unix:PATH.
     #[arg(long, value_name = "URI")]
     pub peer: Vec<String>,
     /// Where this host keeps second copies of other hosts' volumes, written as for --peer.
     #[arg(long, value_name = "URI")]
     pub peer_listen: Vec<String>,
-    /// What write-back does while there is no second copy that counts, and no loss is accepted: work as write-through (the
-    /// default), or stop, so that writes wait for a copy and reads go on.
+    /// What write-back does while there is no second copy that counts, and no loss is accepted:
+    /// work as write-through (the default), or stop, so that writes wait for a copy and reads go
+    /// on.
     #[arg(long, value_name = "write-through|stop")]
     pub without_peer: Option<WithoutPeer>,
-    /// Certificates for tls:// addresses of --peer and --peer-listen: a directory with ca.pem, whose certificates are accepted,
-    /// and this host's cert.pem and key.pem.
+    /// Certificates for tls:// addresses of --peer and --peer-listen: a directory with ca.pem,
+    /// whose certificates are accepted, and this host's cert.pem and key.pem.
     #[arg(long, value_name = "DIR")]
     pub peer_tls: Option<PathBuf>,
-    /// A host that may do something here: HOST, which may do everything, or HOST=ROLE+ROLE with holds-copies, takes-over (both: of
-    /// volumes of this host), sends-copies, hands-over (both: of its own). Without the option it is every host with a certificate of the
-    /// authority.
+    /// A host that may do something here: HOST, which may do everything, or HOST=ROLE+ROLE with
+    /// holds-copies, takes-over (both: of volumes of this host), sends-copies, hands-over (both: of
+    /// its own). Without the option it is every host with a certificate of the authority.
     #[arg(long, value_name = "HOST[=ROLES]")]
     pub peer_allow: Vec<String>,
-    /// Images that other hosts may name, besides those of volumes that are known here, and how this host reaches them:
-    /// rbd:POOL[/NAMESPACE][?conf=PATH&id=NAME], or file:DIRECTORY. Without the option it is every pool that this host's own user of Ceph
-    /// can reach.
+    /// Images that other hosts may name, besides those of volumes that are known here, and how this
+    /// host reaches them: rbd:POOL[/NAMESPACE][?conf=PATH&id=NAME], or file:DIRECTORY. Without the
+    /// option it is every pool that this host's own user of Ceph can reach.
     #[arg(long, value_name = "IMAGES")]
     pub peer_images: Vec<String>,
 }
@@ -221,7 +225,8 @@ pub enum CacheCommand {
         /// Its size; a block device is used whole without it.
         #[arg(long, value_name = "SIZE")]
         size: Option<Size>,
-        /// Also where something else is, which is lost then; not where a cache has data that its images do not have.
+        /// Also where something else is, which is lost then; not where a cache has data that its
+        /// images do not have.
         #[arg(long)]
         force: bool,
         /// Such data, too.
@@ -247,8 +252,8 @@ pub enum CacheCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Write what a cache holds of a volume to a file, verified: for an image that others have changed, so that
-    /// the volume is refused.
+    /// Write what a cache holds of a volume to a file, verified: for an image that others have
+    /// changed, so that the volume is refused.
     Export(ExportArgs),
 }
 
@@ -260,8 +265,8 @@ pub struct ExportArgs {
     /// The volume.
     #[arg(long, value_name = "NAME")]
     pub volume: VolumeName,
-    /// The volume's image, which is read only: the file then is the whole volume as its clients saw it. Without
-    /// it the file holds the dirty data alone.
+    /// The volume's image, which is read only: the file then is the whole volume as its clients saw
+    /// it. Without it the file holds the dirty data alone.
     #[arg(long, value_name = "URI")]
     pub image: Option<BackendUri>,
     /// The file to make.
@@ -314,18 +319,22 @@ pub fn report(error: &clap::Error) -> u8 {
     }
 }
 
-/// What is wrong with the command line, on one line: the message, what was probably meant, where to look.
+/// What is wrong with the command line, on one line: the message, what was probably meant, where to
+/// look.
 fn one_line(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let paragraph = text.split("\n\n").next().unwrap_or_default();
-    let mut line = paragraph.trim_start_matches("error: ").split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut line =
+        paragraph.trim_start_matches("error: ").split_whitespace().collect::<Vec<_>>().join(" ");
     if matches!(
         error.kind(),
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand
     ) {
         line = "no command is given".into();
     }
-    for kind in [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue] {
+    for kind in
+        [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue]
+    {
         match error.get(kind) {
             Some(ContextValue::String(meant)) => line.push_str(&format!("; did you mean {meant}?")),
             Some(ContextValue::Strings(meant)) if !meant.is_empty() => {
@@ -359,7 +368,10 @@ mod tests {
                     --accept-loss 5s --drain unordered --peer h --peer-listen l --peer-tls /t";
         let Command::Serve(args) = parse(line).expect("valid").command else { panic!("serve") };
         assert_eq!(args.cache_size, Some(Size(64 << 30)));
-        assert_eq!(args.volume.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(
+            args.volume.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(),
+            ["a", "b"]
+        );
         assert_eq!(args.nbd.len(), 2);
         assert_eq!(args.accept_loss, Some(Duration::from_millis(5_000)));
     }
@@ -424,7 +436,10 @@ mod tests {
             ("volume failover a --accept-loss", "--accept-loss"),
             ("volume failover a --wait 5", "\"5\" is not a duration"),
             ("volume add a=file:/a --allow uid:0", "--socket"),
-            ("volume add a=file:/a --socket /s --socket-mode rw", "\"rw\" is not the mode of a socket"),
+            (
+                "volume add a=file:/a --socket /s --socket-mode rw",
+                "\"rw\" is not the mode of a socket",
+            ),
             ("volume add a=file:/a --socket /s --allow gid:0", "write uid:NUMBER"),
             ("volume drain", "NAME"),
             ("volume drain a --all", "--all"),

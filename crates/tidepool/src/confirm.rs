@@ -17,7 +17,8 @@ struct Report {
 
 /// Runs the command.
 pub fn run(args: &ConfirmArgs) -> Result<(), Failure> {
-    let (uri, record) = (args.uri.to_string(), args.record.as_ref().map(|path| path.to_string_lossy()));
+    let (uri, record) =
+        (args.uri.to_string(), args.record.as_ref().map(|path| path.to_string_lossy()));
     let mut words = vec!["confirm", &uri];
     words.extend(record.iter().flat_map(|record| ["--record", record]));
     audited(&words, || confirm(args))

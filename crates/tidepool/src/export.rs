@@ -1,5 +1,5 @@
-//! `tidepool cache export`: what a cache holds of a volume, as a file. For volumes that cannot be served any more, because
-//! others have changed the image below dirty data.
+//! `tidepool cache export`: what a cache holds of a volume, as a file. For volumes that cannot be
+//! served any more, because others have changed the image below dirty data.
 
 use crate::cli::{ExportArgs, Format};
 use crate::output::{self, bytes_bar};
@@ -58,8 +58,9 @@ struct LostRange {
 /// Runs the command.
 pub fn run(args: &ExportArgs) -> Result<(), Failure> {
     let path = &args.path;
-    let unreadable =
-        |e: &dyn std::fmt::Display| Failure::failed(format!("cannot read the cache {}: {e}", path.display()));
+    let unreadable = |e: &dyn std::fmt::Display| {
+        Failure::failed(format!("cannot read the cache {}: {e}", path.display()))
+    };
     let cache = CacheFile::open_read_only(path)
         .map_err(|e| Failure::failed(format!("cannot export from the cache {e}")))?;
     let contents = Contents::open(&mut cache.blocking()).map_err(|e| unreadable(&e))?;
@@ -82,12 +83,15 @@ pub fn run(args: &ExportArgs) -> Result<(), Failure> {
         lost: Vec::new(),
         failed: volume.state == VolumeState::Failed,
     };
-    let failed = |e: io::Error| Failure::failed(format!("cannot export to {}: {}", out.show(), reason(&e)));
-    // Clean data of a volume without any dirty data may be of an earlier time: there the image is right.
+    let failed =
+        |e: io::Error| Failure::failed(format!("cannot export to {}: {}", out.show(), reason(&e)));
+    // Clean data of a volume without any dirty data may be of an earlier time: there the image is
+    // right.
     let above = image.is_some() && (volume.dirty || volume.lost_blocks > 0);
     if let Some((uri, mut backend)) = image {
-        copy_image(&mut *backend, &out)
-            .map_err(|e| Failure::failed(format!("cannot export {uri} to {}: {}", out.show(), reason(&e))))?;
+        copy_image(&mut *backend, &out).map_err(|e| {
+            Failure::failed(format!("cannot export {uri} to {}: {}", out.show(), reason(&e)))
+        })?;
     }
     contents
         .read(&mut cache.blocking(), volume.id, &mut |stretch| {
@@ -118,8 +122,11 @@ fn open_image(
     volume: &VolumeStatus,
 ) -> Result<(BackendUri, Box<dyn Backend>), Failure> {
     let uri = absolute_backend(uri.clone()).map_err(|e| Failure::failed(reason(&e)))?;
-    let options =
-        OpenOptions { cache_uuid: contents.geometry().uuid, read_only: true, ..OpenOptions::default() };
+    let options = OpenOptions {
+        cache_uuid: contents.geometry().uuid,
+        read_only: true,
+        ..OpenOptions::default()
+    };
     let backend = tidepool_backend::open(&uri, options)
         .map_err(|e| Failure::failed(format!("cannot export volume {}: {e}", volume.spec.name)))?
         .backend;
@@ -161,7 +168,9 @@ fn put(out: &OutFile, exported: &mut Exported, stretch: Stretch<'_>) -> io::Resu
             out.zero(offset, len)?;
             exported.lost_bytes += len;
             match exported.lost.last_mut() {
-                Some(last) if last.offset_bytes + last.length_bytes == offset => last.length_bytes += len,
+                Some(last) if last.offset_bytes + last.length_bytes == offset => {
+                    last.length_bytes += len
+                }
                 _ => exported.lost.push(LostRange { offset_bytes: offset, length_bytes: len }),
             }
             return Ok(());
@@ -189,7 +198,8 @@ struct OutFile {
 
 impl OutFile {
     fn create(path: &Path, size_bytes: u64) -> Result<OutFile, Failure> {
-        let refused = |why: String| Failure::failed(format!("cannot export to {}: {why}", path.display()));
+        let refused =
+            |why: String| Failure::failed(format!("cannot export to {}: {why}", path.display()));
         if path == Path::new("-") {
             return Err(refused("an export has holes, which a pipe has not; name a file".into()));
         }
@@ -198,8 +208,8 @@ impl OutFile {
         }
         let unfinished = unfinished_path(path);
         // What an interrupted export has left is written anew.
-        let file =
-            tidepool_backend::open_private(&unfinished).and_then(|file| file.set_len(0).map(|()| file));
+        let file = tidepool_backend::open_private(&unfinished)
+            .and_then(|file| file.set_len(0).map(|()| file));
         let file = file.map_err(|e| refused(reason(&e)))?;
         let out = OutFile { file, path: path.to_owned(), unfinished };
         out.file.set_len(size_bytes).map_err(|e| refused(reason(&e)))?;
@@ -229,13 +239,22 @@ impl OutFile {
 
     /// Brings the export to stable media and gives it its name.
     fn finish(self) -> Result<(), Failure> {
-        let failed =
-            |e: io::Error| Failure::failed(format!("cannot export to {}: {}", self.show(), reason(&e)));
+        let failed = |e: io::Error| {
+            Failure::failed(format!("cannot export to {}: {}", self.show(), reason(&e)))
+        };
         self.file.sync_all().map_err(failed)?;
         let cwd = rustix::fs::CWD;
-        match rustix::fs::renameat_with(cwd, &self.unfinished, cwd, &self.path, RenameFlags::NOREPLACE) {
+        match rustix::fs::renameat_with(
+            cwd,
+            &self.unfinished,
+            cwd,
+            &self.path,
+            RenameFlags::NOREPLACE,
+        ) {
             // This file system cannot promise that nothing is replaced.
-            Err(Errno::INVAL | Errno::NOSYS) => fs::rename(&self.unfinished, &self.path).map_err(failed),
+            Err(Errno::INVAL | Errno::NOSYS) => {
+                fs::rename(&self.unfinished, &self.path).map_err(failed)
+            }
             outcome => outcome.map_err(|e| failed(e.into())),
         }
     }
@@ -264,7 +283,8 @@ fn tell(format: Format, exported: &Exported) -> Result<(), Failure> {
 
 fn text(exported: &Exported) -> String {
     let size = |bytes| Size(bytes).approximate();
-    let zeroes: u64 = exported.dirty.iter().filter(|range| range.zero).map(|range| range.length_bytes).sum();
+    let zeroes: u64 =
+        exported.dirty.iter().filter(|range| range.zero).map(|range| range.length_bytes).sum();
     let mut text = format!(
         "{}: volume {} of {}, {} dirty and {} zeroed and not drained, in {} ranges\n",
         exported.out,
@@ -275,8 +295,12 @@ fn text(exported: &Exported) -> String {
         exported.dirty.len()
     );
     text.push_str(&match &exported.image {
-        Some(image) => format!("it is what clients saw: {image} as it is now, and the cache above it\n"),
-        None => "only these ranges are in it (--format json lists them); the rest is a hole\n".into(),
+        Some(image) => {
+            format!("it is what clients saw: {image} as it is now, and the cache above it\n")
+        }
+        None => {
+            "only these ranges are in it (--format json lists them); the rest is a hole\n".into()
+        }
     });
     if !exported.lost.is_empty() {
         let mut table = output::table(&["LOST AT", "BYTES"], &[0, 1]);

@@ -22,7 +22,8 @@ use std::process::ExitCode;
 use tidepool_daemon::failure::Failure;
 use tidepool_replica::Limits;
 
-/// Runs the command with the arguments of this process. `limits` says how long a daemon waits for other hosts.
+/// Runs the command with the arguments of this process. `limits` says how long a daemon waits for
+/// other hosts.
 pub fn run(limits: Limits) -> ExitCode {
     tidepool_daemon::failure::limits_are_errors();
     let cli = match Cli::try_parse() {

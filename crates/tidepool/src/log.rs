@@ -1,5 +1,6 @@
-//! The daemon's log. What there is to say is put in a queue, line by line; one thread writes the lines to stderr, and waits there for
-//! the process that reads them. Nobody else does: what does not fit is left out and counted, and so is what one kind of line, or one peer, says too often.
+//! The daemon's log. What there is to say is put in a queue, line by line; one thread writes the
+//! lines to stderr, and waits there for the process that reads them. Nobody else does: what does
+//! not fit is left out and counted, and so is what one kind of line, or one peer, says too often.
 
 use rate::Limiter;
 use rustix::event::{PollFd, PollFlags};
@@ -41,7 +42,8 @@ pub fn start() {
     // A service manager stamps the lines itself.
     let stamped = std::env::var_os("JOURNAL_STREAM").is_none();
     let colours = stamped && io::stderr().is_terminal();
-    let lines = fmt::layer().with_writer(Lines { queue, colours }).with_target(false).with_ansi(colours);
+    let lines =
+        fmt::layer().with_writer(Lines { queue, colours }).with_target(false).with_ansi(colours);
     let lines = if stamped { lines.boxed() } else { lines.without_time().boxed() };
     tracing_subscriber::registry().with(filter).with(rate::Limit(limiter)).with(lines).init();
     let write = move || queue.write_all(&mut Descriptor, limiter);
@@ -55,7 +57,8 @@ fn audit_lines() -> Directive {
     format!("{}=info", audit::TARGET).parse().expect("a directive")
 }
 
-/// A line that is left out after all others: lost data, a fence, a failed device, who has given which command.
+/// A line that is left out after all others: lost data, a fence, a failed device, who has given
+/// which command.
 fn is_left_out_last(metadata: &Metadata<'_>) -> bool {
     *metadata.level() == Level::ERROR || metadata.target() == audit::TARGET
 }
@@ -122,7 +125,8 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Takes the next line, waiting for it: a line, or what was left out if that is all there is to say.
+    /// Takes the next line, waiting for it: a line, or what was left out if that is all there is to
+    /// say.
     fn take(&self, limiter: &Limiter) -> Vec<u8> {
         let mut waiting = self.lock();
         waiting.writing = false;
@@ -190,7 +194,8 @@ impl Write for Descriptor {
             match rustix::io::write(rustix::stdio::stderr(), bytes) {
                 // Somebody else has made it so that a write does not wait.
                 Err(rustix::io::Errno::AGAIN) => {
-                    let mut full = [PollFd::from_borrowed_fd(rustix::stdio::stderr(), PollFlags::OUT)];
+                    let mut full =
+                        [PollFd::from_borrowed_fd(rustix::stdio::stderr(), PollFlags::OUT)];
                     let _ = rustix::event::poll(&mut full, None);
                 }
                 written => return Ok(written?),
@@ -239,12 +244,13 @@ impl Write for Line {
     }
 }
 
-/// One line of bounded length as a terminal may show it, whatever somebody else has put into it. `colours`: it has colours of our own.
+/// One line of bounded length as a terminal may show it, whatever somebody else has put into it.
+/// `colours`: it has colours of our own.
 fn tidy(line: &[u8], colours: bool) -> Vec<u8> {
     let text = line.strip_suffix(b"\n").unwrap_or(line);
     // A message of several lines stays readable.
-    let shown =
-        String::from_utf8_lossy(&text[..text.len().min(LINE_BYTES_MAX)]).replace(['\n', '\r', '\t'], " ");
+    let shown = String::from_utf8_lossy(&text[..text.len().min(LINE_BYTES_MAX)])
+        .replace(['\n', '\r', '\t'], " ");
     let mut parts = shown.split(ESCAPE);
     let mut tidy = plain(parts.next().unwrap_or_default());
     for part in parts {
@@ -276,7 +282,11 @@ mod tests {
         assert_eq!(tidy(b"\x1b]0;a\x1b[2J\x1b", true), b"?]0;a?[2J?\n");
         assert_eq!(tidy("ä\u{9b}2J\u{202e}b\n".as_bytes(), false), "ä?2J?b\n".as_bytes());
         let long = tidy(&vec![b'x'; 100_000], false);
-        assert!(long.len() <= LINE_BYTES_MAX + 4 && long.ends_with("…\n".as_bytes()), "{}", long.len());
+        assert!(
+            long.len() <= LINE_BYTES_MAX + 4 && long.ends_with("…\n".as_bytes()),
+            "{}",
+            long.len()
+        );
     }
 
     #[test]
@@ -284,8 +294,10 @@ mod tests {
         let queue: &'static Queue = Box::leak(Box::default());
         (0..LINES_MAX).for_each(|_| queue.put(b"line\n".into(), false));
         let filter = EnvFilter::new("off").add_directive(audit_lines());
-        let lines =
-            fmt::layer().with_writer(Lines { queue, colours: false }).with_target(false).without_time();
+        let lines = fmt::layer()
+            .with_writer(Lines { queue, colours: false })
+            .with_target(false)
+            .without_time();
         let log = tracing_subscriber::registry().with(filter).with(lines.with_ansi(false));
         tracing::subscriber::with_default(log, || {
             tracing::error!("not chosen");
@@ -346,7 +358,10 @@ mod tests {
             }
         };
         // One may be on its way while the others wait.
-        assert!((LINES_MAX..=LINES_MAX + 1).contains(&plain) && errors >= ERRORS_MAX, "{plain} {errors}");
+        assert!(
+            (LINES_MAX..=LINES_MAX + 1).contains(&plain) && errors >= ERRORS_MAX,
+            "{plain} {errors}"
+        );
         let left_out = LINES_MAX + 100 + ERRORS_MAX + 10 - plain - errors;
         assert!(told.starts_with(&format!("{left_out} lines of the log are left out")), "{told}");
     }

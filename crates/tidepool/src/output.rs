@@ -68,7 +68,9 @@ pub fn bytes_bar(what: &str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
     }
-    let style = ProgressStyle::with_template("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}");
+    let style = ProgressStyle::with_template(
+        "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+    );
     bar.set_style(style.expect("the template is constant").progress_chars("=> "));
     bar.set_message(what.to_owned());
     bar

@@ -54,16 +54,24 @@ fn cost(recovered: &Recovered) -> String {
     match (&recovered.loss, recovered.exact) {
         (Some(loss), _) => loss_line(loss),
         (None, true) => "the image has been changed without it since".into(),
-        (None, false) => "its drain was unordered: the image is no state that the volume ever had".into(),
+        (None, false) => {
+            "its drain was unordered: the image is no state that the volume ever had".into()
+        }
     }
 }
 
 fn loss_line(loss: &Loss) -> String {
     let size = |bytes| Size(bytes).approximate();
-    let mut line =
-        format!("what was acknowledged after {}: at most {:.1} s", time(loss.since_unix_ms), loss.seconds);
+    let mut line = format!(
+        "what was acknowledged after {}: at most {:.1} s",
+        time(loss.since_unix_ms),
+        loss.seconds
+    );
     let _ = match loss.bytes {
-        0 => write!(line, ", how much is not known (when it wrote its last note the image had everything)"),
+        0 => write!(
+            line,
+            ", how much is not known (when it wrote its last note the image had everything)"
+        ),
         bytes => write!(line, ", {} by its last note, and what came after that", size(bytes)),
     };
     if let Some(bytes_max) = loss.bytes_max {
@@ -76,9 +84,12 @@ fn text(report: &Report) -> String {
     let (image, recovered) = (&report.backend, &report.recovered);
     let Some(owner) = &recovered.given_up else {
         let guard = if report.accept_loss { ", and nothing of a guard is left on it" } else { "" };
-        return format!("{image}: nothing to give up: no cache is known to hold newer data of it{guard}");
+        return format!(
+            "{image}: nothing to give up: no cache is known to hold newer data of it{guard}"
+        );
     };
-    let mut text = format!("{image}: free; cache {} on host {} is given up\n", owner.cache_uuid, owner.host);
+    let mut text =
+        format!("{image}: free; cache {} on host {} is given up\n", owner.cache_uuid, owner.host);
     if recovered.loss.is_some() {
         let (groups, size) = (recovered.groups, Size(recovered.bytes).approximate());
         let _ = writeln!(
@@ -99,7 +110,10 @@ mod tests {
         let mut loss = Loss { since_unix_ms: 0, seconds: 2.5, bytes: 0, bytes_max: Some(1 << 30) };
         let line = loss_line(&loss);
         assert!(line.contains("at most 2.5 s, how much is not known"), "{line}");
-        assert!(!line.contains("nothing") && line.ends_with("never more than 1GiB of data"), "{line}");
+        assert!(
+            !line.contains("nothing") && line.ends_with("never more than 1GiB of data"),
+            "{line}"
+        );
         loss.bytes = 4096;
         assert!(loss_line(&loss).contains("4KiB by its last note, and what came after"), "{line}");
     }

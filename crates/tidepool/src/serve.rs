@@ -22,7 +22,8 @@ pub fn run(args: ServeArgs, limits: Limits) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Failure::failed(format!("cannot start: {e}")))?;
     let outcome = runtime.block_on(service::serve(config, limits, Arc::new(Terminal::default())));
-    // A backend that hangs in a blocking call must not keep the process; the caller ends it on the spot.
+    // A backend that hangs in a blocking call must not keep the process; the caller ends it on the
+    // spot.
     runtime.shutdown_background();
     outcome
 }
@@ -59,16 +60,19 @@ fn configuration(args: ServeArgs) -> Result<Config, Failure> {
     }
 }
 
-/// A broken invariant ends the daemon at once, as a kill does: what was acknowledged is in the log, and
-/// nothing is written on a state that is not understood.
+/// A broken invariant ends the daemon at once, as a kill does: what was acknowledged is in the log,
+/// and nothing is written on a state that is not understood.
 fn abort_on_panic() {
     std::panic::set_hook(Box::new(|panic| {
         let payload = panic.payload();
         let text = payload.downcast_ref::<String>().map(String::as_str);
-        let what =
-            text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message");
-        let place =
-            panic.location().map(|place| format!(" ({}:{})", place.file(), place.line())).unwrap_or_default();
+        let what = text
+            .or_else(|| payload.downcast_ref::<&str>().copied())
+            .unwrap_or("a panic without a message");
+        let place = panic
+            .location()
+            .map(|place| format!(" ({}:{})", place.file(), place.line()))
+            .unwrap_or_default();
         let volume = aborts::note_panic();
         log::last_words(&format!(
             "tidepool: internal error: {what}{place}{volume}; please report it (start again: nothing acknowledged is lost)"
@@ -118,7 +122,9 @@ mod tests {
     #[test]
     fn a_volume_given_twice_is_refused() {
         let line = ["tidepool", "serve", "--volume", "a=file:/a", "--volume", "a=file:/b"];
-        let Command::Serve(args) = Cli::try_parse_from(line).expect("valid").command else { panic!("serve") };
+        let Command::Serve(args) = Cli::try_parse_from(line).expect("valid").command else {
+            panic!("serve")
+        };
         let failure = super::configuration(*args).expect_err("twice");
         assert_eq!(failure.exit_status(), 2);
         assert!(failure.to_string().contains("--volume a is given twice"), "{failure}");

@@ -20,7 +20,8 @@ pub async fn run(command: SnapCommand) -> Result<(), Failure> {
             output::print(output.format, &taken(&client, name.as_str(), asked).await?, told)
         }
         SnapCommand::Ls { name, admin, output } => {
-            let snapshots = client(&admin)?.snapshots(name.as_str()).await.map_err(Failure::failed)?;
+            let snapshots =
+                client(&admin)?.snapshots(name.as_str()).await.map_err(Failure::failed)?;
             output::print(output.format, &snapshots, |snapshots| list(snapshots))
         }
         SnapCommand::Rm(args) => change(args, SnapshotAction::Remove, "removed").await,
@@ -60,7 +61,10 @@ async fn roll_back(args: SnapshotArgs) -> Result<(), Failure> {
     let gone = "the daemon goes on with it (see `tidepool volume list`)";
     let done = interruptible(gone, client.roll_back(name.as_str(), &snapshot)).await?;
     output::print(output.format, &done, |done| {
-        format!("volume {} is what it was at {} ({:.1} s)\n", done.volume, done.snapshot, done.seconds)
+        format!(
+            "volume {} is what it was at {} ({:.1} s)\n",
+            done.volume, done.snapshot, done.seconds
+        )
     })
 }
 
@@ -68,8 +72,11 @@ async fn change(args: SnapshotArgs, action: SnapshotAction, outcome: &str) -> Re
     let SnapshotArgs { name, snapshot, admin, output } = args;
     let client = client(&admin)?;
     let gone = "the daemon goes on with it (see `tidepool volume snap ls`)";
-    let changed = interruptible(gone, client.change_snapshot(name.as_str(), &snapshot, action)).await?;
-    output::print(output.format, &changed, |changed| format!("snapshot {} is {outcome}\n", changed.snapshot))
+    let changed =
+        interruptible(gone, client.change_snapshot(name.as_str(), &snapshot, action)).await?;
+    output::print(output.format, &changed, |changed| {
+        format!("snapshot {} is {outcome}\n", changed.snapshot)
+    })
 }
 
 fn list(snapshots: &[SnapshotReport]) -> String {
@@ -84,7 +91,9 @@ fn list(snapshots: &[SnapshotReport]) -> String {
             snapshot.id.to_string(),
             Size(snapshot.size_bytes).approximate(),
             if snapshot.protected { "yes" } else { "no" }.to_owned(),
-            snapshot.time_unix_s.map_or_else(|| "unknown".to_owned(), |s| time(s.saturating_mul(1000))),
+            snapshot
+                .time_unix_s
+                .map_or_else(|| "unknown".to_owned(), |s| time(s.saturating_mul(1000))),
         ]);
     }
     render(&table)

@@ -90,7 +90,8 @@ pub fn volumes(volumes: &[VolumeReport]) -> String {
     render(&table)
 }
 
-/// Whose the image is; nobody's where no ownership is taken, as that of a configured volume which is not open.
+/// Whose the image is; nobody's where no ownership is taken, as that of a configured volume which
+/// is not open.
 fn owner(volume: &VolumeReport) -> String {
     match &volume.owner {
         Owner { generation: 0, .. } => "–".into(),

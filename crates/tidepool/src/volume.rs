@@ -19,7 +19,8 @@ use tidepool_daemon::volume::absolute_backend;
 
 /// How often a waiting command looks at how far it is.
 const PROGRESS_POLL: Time = Time::from_millis(500);
-/// Most volumes that one command has drained at once: the daemon answers only so many calls of one user.
+/// Most volumes that one command has drained at once: the daemon answers only so many calls of one
+/// user.
 const DRAINS_MAX: usize = 16;
 
 /// Runs the command.
@@ -40,7 +41,8 @@ pub async fn run(command: VolumeCommand) -> Result<(), Failure> {
             let client = client(&admin)?;
             let gone = "while a volume drains it goes on serving (see `tidepool volume list`)";
             let removal = client.remove(name.as_str());
-            let removed = with_progress(&client, Some(name.as_str()), "draining", gone, removal).await?;
+            let removed =
+                with_progress(&client, Some(name.as_str()), "draining", gone, removal).await?;
             output::print(output.format, &removed, gave_back)
         }
         VolumeCommand::Takeover { name, accept_loss, admin, output } => {
@@ -65,7 +67,8 @@ pub async fn run(command: VolumeCommand) -> Result<(), Failure> {
             let client = client(&admin)?;
             let name = name.as_ref().map(|name| name.as_str());
             let gone = "the daemon goes on draining (see `tidepool status`)";
-            let reports = with_progress(&client, name, "draining", gone, drain(&client, name)).await?;
+            let reports =
+                with_progress(&client, name, "draining", gone, drain(&client, name)).await?;
             output::print(output.format, &reports, |reports| list(reports))
         }
     }
@@ -107,7 +110,9 @@ async fn add(args: AddArgs) -> Result<(), Failure> {
 async fn fail_over(args: FailoverArgs) -> Result<(), Failure> {
     let FailoverArgs { names, fenced, wait, admin, output } = args;
     if names.is_empty() && fenced.is_none() {
-        return Err(Failure::usage("nothing to fail over: name volumes, or the host with --fenced HOST"));
+        return Err(Failure::usage(
+            "nothing to fail over: name volumes, or the host with --fenced HOST",
+        ));
     }
     let client = client(&admin)?;
     let gone = "the daemon goes on with what it has begun (see `tidepool volume list`)";
@@ -123,7 +128,9 @@ async fn set(args: SetArgs) -> Result<(), Failure> {
     let SetArgs { name, mode, dirty_max, accept_loss, socket, admin, output } = args;
     let socket = own_socket(socket)?;
     if mode.is_none() && dirty_max.is_none() && accept_loss.is_none() && socket.is_none() {
-        return Err(Failure::usage("nothing to change: give --mode, --dirty-max, --accept-loss or --socket"));
+        return Err(Failure::usage(
+            "nothing to change: give --mode, --dirty-max, --accept-loss or --socket",
+        ));
     }
     let client = client(&admin)?;
     let gone = "the daemon goes on with the change (see `tidepool status`)";
@@ -149,12 +156,18 @@ async fn resize(args: ResizeArgs) -> Result<(), Failure> {
     output::print(output.format, &report, |report| list(std::slice::from_ref(report)))
 }
 
-/// The socket that a volume is to have. The daemon runs in another directory, and names are text to it.
+/// The socket that a volume is to have. The daemon runs in another directory, and names are text to
+/// it.
 fn own_socket(args: SocketArgs) -> Result<Option<VolumeSocket>, Failure> {
-    let SocketArgs { socket, socket_owner: owner, socket_group: group, socket_mode: mode, allow } = args;
-    let path = socket.map(std::path::absolute).transpose().map_err(|e| Failure::failed(reason(&e)))?;
+    let SocketArgs { socket, socket_owner: owner, socket_group: group, socket_mode: mode, allow } =
+        args;
+    let path =
+        socket.map(std::path::absolute).transpose().map_err(|e| Failure::failed(reason(&e)))?;
     if let Some(path) = path.as_ref().filter(|path| path.to_str().is_none()) {
-        return Err(Failure::usage(format!("--socket {}: its path is not UTF-8 text", path.display())));
+        return Err(Failure::usage(format!(
+            "--socket {}: its path is not UTF-8 text",
+            path.display()
+        )));
     }
     config::volume_socket(path, (owner, group), mode, allow).map_err(Failure::usage)
 }
@@ -221,7 +234,11 @@ pub async fn with_progress<T>(
 }
 
 /// Shows how much of what was dirty at first is drained.
-async fn follow(client: &Client, name: Option<&str>, bar: &ProgressBar) -> std::convert::Infallible {
+async fn follow(
+    client: &Client,
+    name: Option<&str>,
+    bar: &ProgressBar,
+) -> std::convert::Infallible {
     let mut most = 0;
     loop {
         tokio::time::sleep(PROGRESS_POLL).await;
@@ -241,7 +258,8 @@ fn list(volumes: &[VolumeReport]) -> String {
     if volumes.is_empty() {
         return "no volumes (add one with `tidepool volume add NAME=URI`)\n".into();
     }
-    let columns = ["VOLUME", "SIZE", "MODE", "STATE", "DIRTY", "DIRTY MAX", "CACHED", "CLIENTS", "BACKEND"];
+    let columns =
+        ["VOLUME", "SIZE", "MODE", "STATE", "DIRTY", "DIRTY MAX", "CACHED", "CLIENTS", "BACKEND"];
     let mut table = output::table(&columns, &[1, 4, 5, 6, 7]);
     for volume in volumes {
         table.add_row([
@@ -273,7 +291,8 @@ fn failed_over(done: &[FailedOver]) -> String {
 /// The caller goes by the exit status, and shows what is on the standard error.
 fn all_here(done: &[FailedOver]) -> Result<(), Failure> {
     let refused = done.iter().filter(|done| done.outcome == FailoverOutcome::Refused);
-    let whys: Vec<&str> = refused.map(|refused| refused.why.as_deref().unwrap_or("refused")).collect();
+    let whys: Vec<&str> =
+        refused.map(|refused| refused.why.as_deref().unwrap_or("refused")).collect();
     if whys.is_empty() { Ok(()) } else { Err(Failure::failed(whys.join("; "))) }
 }
 
@@ -306,8 +325,10 @@ fn gave_back(removed: &Removed) -> String {
         );
     }
     let compared = if removed.verified { "compared with the cache, " } else { "" };
-    let mut text =
-        format!("volume {} is removed: {} is complete, {compared}unlocked\n", removed.name, removed.backend);
+    let mut text = format!(
+        "volume {} is removed: {} is complete, {compared}unlocked\n",
+        removed.name, removed.backend
+    );
     text.push_str("use it directly:\n");
     for command in &removed.direct_use {
         text.push_str(&format!("  {command}\n"));

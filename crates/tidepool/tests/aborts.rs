@@ -32,7 +32,8 @@ fn note(place: &Place, cache: &Value, volume: &str, minutes: &[u64]) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock");
     let line = |ago: &u64| {
         let time = now - Duration::from_secs(ago * 60);
-        json!({ "time_unix_ms": time.as_millis() as u64, "cache": cache, "volume": volume }).to_string()
+        json!({ "time_unix_ms": time.as_millis() as u64, "cache": cache, "volume": volume })
+            .to_string()
             + "\n"
     };
     fs::create_dir_all(place.path("state")).expect("a directory");

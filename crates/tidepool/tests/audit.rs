@@ -23,20 +23,31 @@ fn give(place: &Place, words: &[&str]) -> (u32, Ended) {
     if words[0] == "volume" {
         command.args(["--admin", &place.text("admin.sock")]);
     }
-    let child = command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn();
+    let child =
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn();
     let child = child.expect("it starts");
     let id = child.id();
     let output = child.wait_with_output().expect("it ends");
     let text = |bytes| String::from_utf8(bytes).expect("text");
-    (id, Ended { status: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) })
+    (
+        id,
+        Ended {
+            status: output.status.code(),
+            stdout: text(output.stdout),
+            stderr: text(output.stderr),
+        },
+    )
 }
 
 fn lines(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap_or_default();
-    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}")))
+        .collect()
 }
 
-/// Gives a command, and checks that it leaves one line, or with a beginning of its own two; returns the result in it.
+/// Gives a command, and checks that it leaves one line, or with a beginning of its own two; returns
+/// the result in it.
 #[track_caller]
 fn leaves(place: &Place, words: &[&str], results: usize) -> String {
     let before = lines(&place.path(FILE)).len();
@@ -169,9 +180,15 @@ fn a_file_that_cannot_be_written_is_said_and_stops_no_command() {
     assert_eq!(fs::read(place.path("target")).expect("read"), b"kept");
     let log = || fs::read_to_string(place.path("log")).expect("a log");
     let part = "audit lines are in the log only: cannot write";
-    let said: Vec<String> = log().lines().filter(|line| line.contains(part)).map(str::to_owned).collect();
+    let said: Vec<String> =
+        log().lines().filter(|line| line.contains(part)).map(str::to_owned).collect();
     assert!(said.len() == 1 && said[0].contains("symbolic link"), "{said:?}");
-    assert_eq!(log().matches("audit: volume set vm1 --dirty-max 2MiB: done").count(), 2, "{}", log());
+    assert_eq!(
+        log().matches("audit: volume set vm1 --dirty-max 2MiB: done").count(),
+        2,
+        "{}",
+        log()
+    );
 
     // Once it can be written it is.
     fs::remove_file(place.path(FILE)).expect("removed");
@@ -182,7 +199,8 @@ fn a_file_that_cannot_be_written_is_said_and_stops_no_command() {
     // Nor without the daemon.
     fs::remove_file(place.path(FILE)).expect("removed");
     symlink(place.path("target"), place.path(FILE)).expect("a link");
-    let (_, ended) = give(&place, &["cache", "format", &place.text("cache"), "--force", "--discard-dirty"]);
+    let (_, ended) =
+        give(&place, &["cache", "format", &place.text("cache"), "--force", "--discard-dirty"]);
     ended.done();
     assert!(ended.stderr.contains("cannot write to the audit file"), "{ended:?}");
     assert_eq!(fs::read(place.path("target")).expect("read"), b"kept");

@@ -1,4 +1,5 @@
-//! What is wrong with the input is said on one line, with the right exit status, and nothing is touched.
+//! What is wrong with the input is said on one line, with the right exit status, and nothing is
+//! touched.
 
 use crate::common::{Ended, Place, run};
 use std::fs;
@@ -66,7 +67,11 @@ fn a_configuration_is_refused_with_the_place_of_the_mistake() {
 fn a_configuration_that_cannot_be_read_is_named() {
     let place = Place::new();
     let missing = place.text("missing.toml");
-    place.refused(["serve", "--config", &missing], 2, &format!("{missing}: no such file or directory"));
+    place.refused(
+        ["serve", "--config", &missing],
+        2,
+        &format!("{missing}: no such file or directory"),
+    );
     let directory = place.path("").display().to_string();
     place.refused(["serve", "--config", &directory], 2, "it is not a file");
 }
@@ -85,9 +90,13 @@ fn what_this_version_does_not_have_is_refused() {
 fn write_back_needs_a_peer_or_an_accepted_loss() {
     let place = Place::new();
     let config = place.path("t.toml");
-    let text = format!("[volume.vm1]\nbackend = \"file:{}\"\nmode = \"write-back\"\n", place.text("image"));
+    let text = format!(
+        "[volume.vm1]\nbackend = \"file:{}\"\nmode = \"write-back\"\n",
+        place.text("image")
+    );
     fs::write(&config, text).expect("written");
-    let args = ["serve", "--config", &config.display().to_string(), "--cache", &place.text("cache")];
+    let args =
+        ["serve", "--config", &config.display().to_string(), "--cache", &place.text("cache")];
     place.refused(args, 2, "--accept-loss");
 }
 
@@ -156,8 +165,16 @@ fn a_cache_that_cannot_be_made_leaves_nothing_behind() {
     let args = place.serve_args();
     place.refused(replaced(args.clone(), "--cache-size", "1MiB"), 1, "too small for a cache");
     place.refused(replaced(args.clone(), "--cache-size", "8TiB"), 1, "no room for a cache");
-    place.refused(replaced(args.clone(), "--cache", &place.text("nowhere/cache")), 1, "nowhere/cache");
-    place.refused(replaced(args.clone(), "--cache", "/dev/null"), 1, "not a regular file or block device");
+    place.refused(
+        replaced(args.clone(), "--cache", &place.text("nowhere/cache")),
+        1,
+        "nowhere/cache",
+    );
+    place.refused(
+        replaced(args.clone(), "--cache", "/dev/null"),
+        1,
+        "not a regular file or block device",
+    );
     let at = args.iter().position(|arg| arg == "--cache-size").expect("an option");
     let without_size = [&args[..at], &args[at + 2..]].concat();
     place.refused(without_size, 1, "--cache-size");
@@ -201,7 +218,8 @@ fn a_disk_that_is_too_full_for_a_cache_keeps_no_part_of_it() {
     let script = format!("{mount} && \"$TIDEPOOL\" \"$@\"; status=$?; ls -A small; exit $status");
     let before = place.snapshot();
     shell(&place, &runner, &script, &args).refused(1, "no room for a cache");
-    let format = ["cache", "format", &place.text("small/cache"), "--size", "64MiB"].map(String::from);
+    let format =
+        ["cache", "format", &place.text("small/cache"), "--size", "64MiB"].map(String::from);
     shell(&place, &runner, &script, &format).refused(1, "no room for a cache");
     assert!(before == place.snapshot());
 }
@@ -227,7 +245,11 @@ fn a_cache_file_of_another_system_is_left_alone() {
     place.refused(place.serve_args(), 1, "not a Tidepool cache");
     place.refused(["cache", "inspect", &place.text("cache")], 1, "not a Tidepool cache");
     place.refused(["cache", "check", &place.text("cache")], 1, "not a Tidepool cache");
-    place.refused(["cache", "format", &place.text("cache"), "--size", "64MiB"], 1, "already exists");
+    place.refused(
+        ["cache", "format", &place.text("cache"), "--size", "64MiB"],
+        1,
+        "already exists",
+    );
     let larger = replaced(place.serve_args(), "--cache-size", "128MiB");
     place.refused(larger, 1, "it has 64MiB, not 128MiB");
 }
@@ -255,7 +277,8 @@ fn a_truncated_or_corrupted_cache_is_refused_and_left_as_it_is() {
 #[test]
 fn images_that_cannot_be_served_are_refused() {
     let place = Place::new();
-    let volume = |image: &str| replaced(place.serve_args(), "--volume", &format!("vm1=file:{image}"));
+    let volume =
+        |image: &str| replaced(place.serve_args(), "--volume", &format!("vm1=file:{image}"));
     place.refused(volume(&place.text("missing")), 1, "no such file");
     place.refused(volume(&place.path("").display().to_string()), 1, "a directory");
     fs::write(place.path("empty"), b"").expect("written");
@@ -300,7 +323,10 @@ fn a_check_says_what_stands_in_the_way_and_changes_nothing() {
     assert_eq!(missing.status, Some(1));
     let report: serde_json::Value = serde_json::from_str(&missing.stdout).expect("JSON");
     assert_eq!(report["usable"], false);
-    assert!(missing.stderr.lines().count() == 1 && missing.stderr.contains("no such file"), "{missing:?}");
+    assert!(
+        missing.stderr.lines().count() == 1 && missing.stderr.contains("no such file"),
+        "{missing:?}"
+    );
     run(["check", "nowhere:image"]).refused(2, "unknown scheme");
     assert!(before == place.snapshot());
 }

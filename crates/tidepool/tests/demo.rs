@@ -22,7 +22,9 @@ fn files(parent: &Path) -> Vec<String> {
 #[test]
 fn an_interrupted_demo_leaves_nothing_behind() {
     // While it fills the image, and while its daemon runs.
-    for (name, signal) in [("hdd.img", Signal::INT), ("hdd.cache", Signal::INT), ("hdd.sock", Signal::TERM)] {
+    for (name, signal) in
+        [("hdd.img", Signal::INT), ("hdd.cache", Signal::INT), ("hdd.sock", Signal::TERM)]
+    {
         let parent = tempfile::tempdir().expect("a directory");
         let mut demo = tidepool()
             .args(["demo", "--seconds", "5"])

@@ -9,8 +9,8 @@ use tidepool_nbd::client::BlockingClient;
 const MIB: usize = 1 << 20;
 /// Blocks that a client writes.
 const WRITTEN: u64 = 1024;
-/// Where others write: what is written last, hence dirty in the cache still, however slow this machine's disk is; and what the cache
-/// does not know.
+/// Where others write: what is written last, hence dirty in the cache still, however slow this
+/// machine's disk is; and what the cache does not know.
 const FOREIGN: [u64; 2] = [offset_of(WRITTEN - 1), 15 << 20];
 
 /// Where a client writes the block with this number.
@@ -34,7 +34,8 @@ fn start(place: &Place, query: &str) -> Daemon {
 
 /// Why the daemon does not serve the volume when it is started again.
 fn refusal(place: &Place) -> String {
-    let (door, admin) = (format!("nbd+unix:///?socket={}", place.text("nbd.sock")), place.text("admin.sock"));
+    let (door, admin) =
+        (format!("nbd+unix:///?socket={}", place.text("nbd.sock")), place.text("admin.sock"));
     let args = ["serve", "--cache", &place.text("cache"), "--nbd", &door, "--admin", &admin];
     let daemon = Daemon::start(args, &place.path("log"));
     let error = loop {
@@ -49,7 +50,8 @@ fn refusal(place: &Place) -> String {
     error
 }
 
-/// Fills the volume with dirty data all over its first half and zeroes a part; returns what clients see then.
+/// Fills the volume with dirty data all over its first half and zeroes a part; returns what clients
+/// see then.
 fn write(place: &Place) -> Vec<u8> {
     let mut model = vec![0x5a; IMAGE_BYTES];
     let mut vm = client(place);
@@ -91,7 +93,10 @@ fn bytes(value: &Value) -> usize {
 fn apply(ranges: &Value, sparse: &[u8], image: &mut [u8]) {
     for range in ranges.as_array().expect("a list") {
         let (at, len) = (bytes(&range["offset_bytes"]), bytes(&range["length_bytes"]));
-        assert!(range["zero"] == false || sparse[at..at + len].iter().all(|byte| *byte == 0), "{range}");
+        assert!(
+            range["zero"] == false || sparse[at..at + len].iter().all(|byte| *byte == 0),
+            "{range}"
+        );
         image[at..at + len].copy_from_slice(&sparse[at..at + len]);
     }
 }
@@ -107,14 +112,23 @@ fn an_image_that_others_have_changed_is_refused_and_both_sides_are_exported() {
     let undrained = fs::read(place.path("image")).expect("an image");
     write_behind(&place);
     let told = refusal(&place);
-    assert!(told.contains("must not be written over it") && told.contains("tidepool cache export"), "{told}");
+    assert!(
+        told.contains("must not be written over it") && told.contains("tidepool cache export"),
+        "{told}"
+    );
 
-    let before =
-        (fs::read(place.path("cache")).expect("a cache"), fs::read(place.path("image")).expect("an image"));
+    let before = (
+        fs::read(place.path("cache")).expect("a cache"),
+        fs::read(place.path("image")).expect("an image"),
+    );
     let told: Value = serde_json::from_str(export(&place, "ours", true).done()).expect("JSON");
     let mut ours = fs::read(place.path("ours")).expect("an export");
     let foreign = FOREIGN[1] as usize..FOREIGN[1] as usize + 4096;
-    assert_eq!(ours[foreign.clone()], [0x66; 4096], "what the cache does not know comes from the image");
+    assert_eq!(
+        ours[foreign.clone()],
+        [0x66; 4096],
+        "what the cache does not know comes from the image"
+    );
     ours[foreign].fill(0x5a);
     assert!(ours == model, "it is what clients saw");
     assert!(bytes(&told["dirty_bytes"]) > 0 && told["lost_bytes"] == 0, "{}", told["lost"]);
@@ -130,7 +144,8 @@ fn an_image_that_others_have_changed_is_refused_and_both_sides_are_exported() {
     export(&place, "ours", true).refused(1, "it exists");
     let pipe = ["cache", "export", &place.text("cache"), "--volume", "vm1", "--out", "-"];
     run(pipe).refused(1, "a pipe has not; name a file");
-    let other = ["cache", "export", &place.text("cache"), "--volume", "vm2", "--out", &place.text("x")];
+    let other =
+        ["cache", "export", &place.text("cache"), "--volume", "vm2", "--out", &place.text("x")];
     run(other).refused(1, "there is no volume vm2");
     assert!(!place.path("x").exists() && !place.path("x.unfinished").exists());
 }

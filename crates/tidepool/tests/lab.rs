@@ -20,7 +20,8 @@ fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).expect("JSON on the output")
 }
 
-/// Asks until the answer is right, for a minute at most: a cluster on a busy machine has warnings at times.
+/// Asks until the answer is right, for a minute at most: a cluster on a busy machine has warnings
+/// at times.
 fn ask_until<T>(right: impl Fn(&T) -> bool, ask: impl Fn() -> T) -> T {
     let begun = Instant::now();
     loop {
@@ -87,9 +88,13 @@ fn the_sample_inventory_gets_its_plan_and_the_manual_shows_it() {
     assert!(text.status.success() && text.stderr.is_empty(), "{text:?}");
     let text = String::from_utf8(text.stdout).expect("text");
     let manual = std::fs::read_to_string(repository("docs/lab.md")).expect("the manual");
-    let shown = manual.split("inventory docs/examples/inventory.toml\n").nth(1).expect("the command");
-    let shown = shown.trim_start().lines().take_while(|line| line.is_empty() || line.starts_with("    "));
-    for line in shown.map(|line| line.strip_prefix("    ").unwrap_or("")).filter(|line| *line != "…") {
+    let shown =
+        manual.split("inventory docs/examples/inventory.toml\n").nth(1).expect("the command");
+    let shown =
+        shown.trim_start().lines().take_while(|line| line.is_empty() || line.starts_with("    "));
+    for line in
+        shown.map(|line| line.strip_prefix("    ").unwrap_or("")).filter(|line| *line != "…")
+    {
         assert!(text.lines().any(|printed| printed == line), "{line:?} is not in\n{text}");
     }
     assert_eq!(
@@ -100,7 +105,10 @@ fn the_sample_inventory_gets_its_plan_and_the_manual_shows_it() {
     let plan = json(&tidepool(parent.path(), &[&words[..], &["--format", "json"]].concat()));
     assert_eq!((&plan["first"], &plan["missing"]), (&"host".into(), &Value::Array(vec![])));
     assert_eq!(plan["hosts"][2]["placed"][0]["recover_bytes"], 16_000_000_000_000_u64);
-    assert_eq!((&plan["bills"][0]["cost"], &plan["bills"][1]["to_buy"]), (&220.0.into(), &2.into()));
+    assert_eq!(
+        (&plan["bills"][0]["cost"], &plan["bills"][1]["to_buy"]),
+        (&220.0.into(), &2.into())
+    );
     assert_eq!(plan["refused"][0]["why"]["rules"][0], "power-loss");
     assert!(plan["rules"].as_array().is_some_and(|rules| rules.len() > 5), "{plan}");
 }
@@ -112,7 +120,10 @@ fn what_is_no_inventory_is_refused_on_one_line_with_its_place() {
     let host = "[[host]]\nname = \"a\"\n";
     for (text, says) in [
         (String::new(), "no host in it: write [[host]]"),
-        (format!("{host}rule = \"osd\"\n"), "line 3, column 1: unknown key \"rule\"; did you mean \"role\"?"),
+        (
+            format!("{host}rule = \"osd\"\n"),
+            "line 3, column 1: unknown key \"rule\"; did you mean \"role\"?",
+        ),
         (
             format!("{host}[[host.drive]]\nkind = \"ssd\"\nsize = -1\n"),
             "line 5, column 8: a size is not negative",
@@ -121,7 +132,9 @@ fn what_is_no_inventory_is_refused_on_one_line_with_its_place() {
         ("host = 1\n".into(), "line 1, column 8"),
         ("[[host]\n".into(), "line 1"),
         (
-            format!("{host}[[host.drive]]\nkind = \"ssd\"\nsize = 1\npaths = [\"/dev/sda; reboot\"]\n"),
+            format!(
+                "{host}[[host.drive]]\nkind = \"ssd\"\nsize = 1\npaths = [\"/dev/sda; reboot\"]\n"
+            ),
             "host a: \"/dev/sda; reboot\" is no device",
         ),
     ] {
@@ -130,7 +143,11 @@ fn what_is_no_inventory_is_refused_on_one_line_with_its_place() {
     }
     std::fs::write(&file, b"\xff").expect("a file");
     refused_as_inventory(parent.path(), &file, "not UTF-8");
-    refused_as_inventory(parent.path(), &parent.path().join("missing"), "no such file or directory");
+    refused_as_inventory(
+        parent.path(),
+        &parent.path().join("missing"),
+        "no such file or directory",
+    );
     refused_as_inventory(parent.path(), parent.path(), "it is not a file");
 }
 
@@ -146,9 +163,15 @@ fn refused_as_inventory(parent: &Path, file: &Path, says: &str) {
 fn a_plan_for_this_machine_asks_for_what_lsblk_does_not_know_and_gives_no_commands() {
     let parent = parent();
     let plan = json(&tidepool(parent.path(), &["lab", "plan", "--format", "json"]));
-    assert_eq!((&plan["first"], &plan["hosts"][0]["placed"]), (&Value::Null, &Value::Array(vec![])));
+    assert_eq!(
+        (&plan["first"], &plan["hosts"][0]["placed"]),
+        (&Value::Null, &Value::Array(vec![]))
+    );
     let missing = plan["missing"].to_string();
-    assert!(missing.contains("the role of this-machine") && missing.contains("block-size"), "{missing}");
+    assert!(
+        missing.contains("the role of this-machine") && missing.contains("block-size"),
+        "{missing}"
+    );
     let text = tidepool(parent.path(), &["lab", "plan"]);
     let text = String::from_utf8(text.stdout).expect("text");
     assert!(text.contains("\nNot told\n") && !text.contains("commands"), "{text}");
@@ -159,7 +182,8 @@ fn a_plan_for_this_machine_asks_for_what_lsblk_does_not_know_and_gives_no_comman
 fn a_good_ssd_gets_its_grade() {
     // So slow that what else the machine does is little beside it.
     let found = graded("ssd-sata-plp", "good", "128", 3);
-    // Without a cache every write is the media's, which is slower for a good SSD and no slower for one that flushes anyway.
+    // Without a cache every write is the media's, which is slower for a good SSD and no slower for
+    // one that flushes anyway.
     let without = found["without_cache"][0]["figures"]["iops"].as_f64().expect("a figure");
     let with = found["runs"][0]["figures"]["iops"].as_f64().expect("a figure");
     assert!(without < with, "{found}");
@@ -175,13 +199,16 @@ fn a_bad_ssd_gets_its_grade() {
 fn graded(class: &str, grade: &str, slow: &str, attempts: u32) -> Value {
     let parent = parent();
     let device = format!("emulated:{class}");
-    let words =
-        ["lab", "qualify", &device, "--run", "2s", "--size", "256MiB", "--slow", slow, "--format", "json"];
+    let words = [
+        "lab", "qualify", &device, "--run", "2s", "--size", "256MiB", "--slow", slow, "--format",
+        "json",
+    ];
     let qualify = || json(&tidepool(parent.path(), &words));
     let mut found = qualify();
     for _ in 1..attempts {
         if found["grade"] != grade {
-            // Two seconds are few: whatever else the machine does makes an SSD look worse than it is.
+            // Two seconds are few: whatever else the machine does makes an SSD look worse than it
+            // is.
             found = qualify();
         }
     }
@@ -191,7 +218,8 @@ fn graded(class: &str, grade: &str, slow: &str, attempts: u32) -> Value {
     assert!(without.iter().all(|run| run["figures"]["iops"].as_f64() > Some(0.0)), "{found}");
     assert!(found["sync_write_bytes_per_s"].as_f64().expect("a figure") > 0.0, "{found}");
     let left = std::fs::read_dir(parent.path()).expect("a directory").flatten();
-    let left = left.flat_map(|entry| std::fs::read_dir(entry.path()).into_iter().flatten().flatten());
+    let left =
+        left.flat_map(|entry| std::fs::read_dir(entry.path()).into_iter().flatten().flatten());
     assert_eq!(left.count(), 0, "nothing is left");
     found
 }
@@ -200,15 +228,22 @@ fn graded(class: &str, grade: &str, slow: &str, attempts: u32) -> Value {
 fn a_cluster_stays_until_its_holder_ends_and_leaves_nothing() {
     let parent = parent();
     let up = |name: &str| {
-        let up =
-            tidepool(parent.path(), &["lab", "cluster", "up", "--name", name, "--disks", "1", "--slow", "2"]);
+        let up = tidepool(
+            parent.path(),
+            &["lab", "cluster", "up", "--name", name, "--disks", "1", "--slow", "2"],
+        );
         assert!(up.status.success(), "{}", String::from_utf8_lossy(&up.stderr));
         String::from_utf8(up.stdout).expect("a path").trim().to_string()
     };
-    let status = || json(&tidepool(parent.path(), &["lab", "cluster", "status", "--format", "json"]));
+    let status =
+        || json(&tidepool(parent.path(), &["lab", "cluster", "status", "--format", "json"]));
     let conf = up("a");
     let said = ask_until(|said| said[0]["health"] == "HEALTH_OK", status);
-    assert_eq!((&said[0]["name"], &said[0]["health"]), (&"a".into(), &"HEALTH_OK".into()), "{said}");
+    assert_eq!(
+        (&said[0]["name"], &said[0]["health"]),
+        (&"a".into(), &"HEALTH_OK".into()),
+        "{said}"
+    );
     assert_eq!(said[0]["conf"], conf.as_str());
     let again = tidepool(parent.path(), &["lab", "cluster", "up", "--name", "a"]);
     assert!(String::from_utf8_lossy(&again.stderr).contains("is up already"), "{again:?}");
@@ -230,8 +265,10 @@ fn a_cluster_stays_until_its_holder_ends_and_leaves_nothing() {
 #[test]
 fn a_cluster_with_a_network_says_how_it_is_reached_and_goes_when_it_is_told_to() {
     let parent = parent();
-    let up =
-        tidepool(parent.path(), &["lab", "cluster", "up", "--disks", "1", "--slow", "2", "--nodes", "1"]);
+    let up = tidepool(
+        parent.path(),
+        &["lab", "cluster", "up", "--disks", "1", "--slow", "2", "--nodes", "1"],
+    );
     let said = String::from_utf8_lossy(&up.stderr);
     assert!(up.status.success(), "{said}");
     if said.contains("will be on the loopback interface") {
@@ -244,7 +281,8 @@ fn a_cluster_with_a_network_says_how_it_is_reached_and_goes_when_it_is_told_to()
     let example = said.split_once("for example: ").expect("an example").1.trim();
     assert!(example.starts_with(status[0]["enter"].as_str().expect("a prefix")), "{example}");
     let is_well = |ran: &Output| String::from_utf8_lossy(&ran.stdout).contains("HEALTH_OK");
-    let ran = ask_until(is_well, || Command::new("sh").args(["-c", example]).output().expect("a shell"));
+    let ran =
+        ask_until(is_well, || Command::new("sh").args(["-c", example]).output().expect("a shell"));
     assert!(is_well(&ran), "{ran:?}");
     let table = tidepool(parent.path(), &["lab", "cluster", "status"]);
     assert!(String::from_utf8_lossy(&table.stdout).contains(example), "{table:?}");
@@ -272,14 +310,16 @@ fn what_a_killed_lab_leaves_goes_by_itself_or_with_the_next_command_of_the_lab()
         assert!(mounted.contains(place), "it has a device: {mounted}");
         if all_are_killed {
             let named = |(_, name): &(i32, String)| name == "lab-caretaker";
-            let caretaker = processes(parent.path()).into_iter().find(named).expect("a caretaker").0;
+            let caretaker =
+                processes(parent.path()).into_iter().find(named).expect("a caretaker").0;
             let caretaker = Pid::from_raw(caretaker).expect("a process");
             rustix::process::kill_process(caretaker, Signal::KILL).expect("it is ours");
         }
         lab.kill().expect("it is ours");
         wait_for_the_end(parent.path());
         if all_are_killed {
-            // Though it is told of no other directory, and a thread of the lab may hang in one of its own mounts.
+            // Though it is told of no other directory, and a thread of the lab may hang in one of
+            // its own mounts.
             let down = tidepool(parent.path(), &["lab", "cluster", "down"]);
             assert!(down.status.success(), "{down:?}");
         }
@@ -289,11 +329,12 @@ fn what_a_killed_lab_leaves_goes_by_itself_or_with_the_next_command_of_the_lab()
     }
 }
 
-/// Sends a signal to the process that holds the cluster, and waits until it has closed its files: its lock, by which others see
-/// that it has ended, is free only then.
+/// Sends a signal to the process that holds the cluster, and waits until it has closed its files:
+/// its lock, by which others see that it has ended, is free only then.
 fn end_the_holder(parent: &Path, signal: Signal) {
     // The other processes with that directory are Ceph's, and its caretaker.
-    let holder = processes(parent).into_iter().find(|(_, name)| name == "tidepool").expect("its holder");
+    let holder =
+        processes(parent).into_iter().find(|(_, name)| name == "tidepool").expect("its holder");
     let pid = Pid::from_raw(holder.0).expect("a process");
     let process = pidfd_open(pid, PidfdFlags::empty()).expect("the process");
     pidfd_send_signal(&process, signal).expect("a signal");
@@ -331,7 +372,10 @@ fn processes(parent: &Path) -> Vec<(i32, String)> {
             let pid = entry.file_name().to_str()?.parse().ok()?;
             let environment = std::fs::read(entry.path().join("environ")).ok()?;
             let name = std::fs::read_to_string(entry.path().join("comm")).ok()?.trim().to_string();
-            environment.split(|&byte| byte == 0).any(|word| word == marker.as_bytes()).then_some((pid, name))
+            environment
+                .split(|&byte| byte == 0)
+                .any(|word| word == marker.as_bytes())
+                .then_some((pid, name))
         })
         .collect()
 }

@@ -60,7 +60,8 @@ fn a_report_is_written_beside_the_results_and_the_verdict_printed() {
     );
     let page = std::fs::read_to_string(parent.join("r.html")).expect("the report");
     assert!(page.starts_with("<!DOCTYPE html>") && page.contains("host-tidepool wins with 9.0"));
-    let verdict = tidepool(parent, &["lab", "report", "r.json", "--format", "json", "-o", "other.html"]);
+    let verdict =
+        tidepool(parent, &["lab", "report", "r.json", "--format", "json", "-o", "other.html"]);
     let verdict: Value = serde_json::from_slice(&verdict.stdout).expect("JSON");
     assert_eq!(verdict["rankings"][0]["places"][0]["placement"], "host-tidepool");
     assert_eq!(verdict["rankings"][0]["lead"]["iops"]["finding"], "more");
@@ -72,11 +73,14 @@ fn money_is_counted_at_a_price_of_an_ssd_that_there_is() {
     let directory = tempfile::tempdir().expect("a directory");
     let parent = directory.path();
     write(parent, "r.json", &results(9.0));
-    let report = |prices: &[&str]| tidepool(parent, &[&["lab", "report", "r.json"], prices].concat());
+    let report =
+        |prices: &[&str]| tidepool(parent, &[&["lab", "report", "r.json"], prices].concat());
     let page = || std::fs::read_to_string(parent.join("r.html")).expect("the report");
     assert!(report(&[]).status.success());
     assert!(!page().contains("price per IOPS"));
-    assert!(report(&["--ssd-price", "120", "--ssd-price", "ssd-sata-consumer=49.5"]).status.success());
+    assert!(
+        report(&["--ssd-price", "120", "--ssd-price", "ssd-sata-consumer=49.5"]).status.success()
+    );
     assert!(page().contains("price per IOPS"));
     for (price, wanted) in [("nvme=3", "no placement stands on an SSD nvme"), ("-1", "no price")] {
         let refused = report(&[&format!("--ssd-price={price}")]);
@@ -98,8 +102,9 @@ fn two_results_are_compared_and_a_difference_is_no_failure() {
     assert!(printed.status.success(), "{printed:?}");
     assert!(said.contains("processor: 2 × a in the first, 2 × another in the second"), "{said}");
     assert!(
-        said.lines()
-            .any(|line| line.contains("host-tidepool") && line.contains("0.33 ×") && line.contains("less")),
+        said.lines().any(|line| line.contains("host-tidepool")
+            && line.contains("0.33 ×")
+            && line.contains("less")),
         "{said}"
     );
     let compared = tidepool(parent, &["lab", "compare", "a.json", "b.json", "--format", "json"]);
@@ -110,7 +115,8 @@ fn two_results_are_compared_and_a_difference_is_no_failure() {
     );
 }
 
-/// Results of the suite pvc2 with one cluster of each of two sizes, on which each job was measured once.
+/// Results of the suite pvc2 with one cluster of each of two sizes, on which each job was measured
+/// once.
 fn eight_jobs() -> Value {
     let mut results = results(1.0);
     let suite = Suite::find("pvc2").expect("it comes with the program");
@@ -160,23 +166,31 @@ fn records_of_another_benchmark_are_written_and_shown_beside_results() {
     assert!(printed.status.success(), "{printed:?}");
     let records: Value = serde_json::from_slice(&printed.stdout).expect("JSON alone");
     let job = &records[0]["benchmark_result"]["rand_write_4K"];
-    assert_eq!(job["avg_cpu_util_percent"], json!({"total": 50.0, "ceph-mon": 2.0, "ceph-osd": 30.0}));
+    assert_eq!(
+        job["avg_cpu_util_percent"],
+        json!({"total": 50.0, "ceph-mon": 2.0, "ceph-osd": 30.0})
+    );
     assert_eq!(job["avg_network_util_bps"]["total"], 8.016e9);
     assert_eq!(job["jobs"][0]["write"]["iops"], 4936.0);
     assert!(export(&["--osds-per-disk", "4", "-o", "p.json"]).status.success());
     let overwritten = export(&["--osds-per-disk", "4", "-o", "r.json"]);
     assert_eq!(overwritten.status.code(), Some(2), "{overwritten:?}");
-    let words = ["lab", "import", "p.json", "--format", "pvc2", "--beside", "r.json", "-o", "both.json"];
+    let words =
+        ["lab", "import", "p.json", "--format", "pvc2", "--beside", "r.json", "-o", "both.json"];
     let shown = tidepool(parent, &words);
     let said = text(&shown.stdout);
     assert!(shown.status.success(), "{shown:?}");
     let rows: Vec<&str> = said.lines().filter(|line| line.starts_with("rand_write_4K ")).collect();
     assert_eq!(rows.len(), 3, "the record, and two sizes of ours: {said}");
-    assert!(rows[0].contains("_repeat-1") && rows[0].contains("4936") && rows[0].contains("4.0ms"), "{said}");
+    assert!(
+        rows[0].contains("_repeat-1") && rows[0].contains("4936") && rows[0].contains("4.0ms"),
+        "{said}"
+    );
     assert!(rows[2].contains("ours: bluestore-colocated 1×4, 1 cluster"), "{said}");
-    let both: Value =
-        serde_json::from_str(&std::fs::read_to_string(parent.join("both.json")).expect("it was asked for"))
-            .expect("JSON");
+    let both: Value = serde_json::from_str(
+        &std::fs::read_to_string(parent.join("both.json")).expect("it was asked for"),
+    )
+    .expect("JSON");
     assert_eq!(both["benchmarks"][0]["jobs"].as_array().map(Vec::len), Some(8));
     assert_eq!(both["beside"].as_array().map(Vec::len), Some(16));
     for (words, status, says) in [
@@ -207,11 +221,15 @@ fn a_plan_cites_what_was_measured_under_conditions_like_its_own() {
     let cited: Vec<&str> = said.lines().filter(|line| line.contains("measured: ")).collect();
     assert_eq!(cited.len(), 1, "{said}");
     assert!(
-        cited[0].contains("host-tidepool 9.0") && cited[0].ends_with("second of bluestore-colocated"),
+        cited[0].contains("host-tidepool 9.0")
+            && cited[0].ends_with("second of bluestore-colocated"),
         "{said}"
     );
     let conditions = said.lines().skip_while(|line| *line != cited[0]).nth(1).unwrap_or_default();
-    assert!(conditions.contains("queue depth 16;") && conditions.ends_with("; mine.json"), "{conditions}");
+    assert!(
+        conditions.contains("queue depth 16;") && conditions.ends_with("; mine.json"),
+        "{conditions}"
+    );
     assert!(said.contains("\nNot cited\n  other.json: nothing in it"), "{said}");
     let without = text(&tidepool(parent, &words[..4]).stdout);
     assert!(!without.contains("measured: ") && !without.contains("Not cited"), "{without}");
@@ -237,7 +255,11 @@ fn what_is_no_results_is_told_on_one_line() {
         (&["report", "nothing.json"], 1, "holds no runs"),
         (&["report", "good.json", "-o", "good.json"], 2, "would overwrite the results"),
         (&["report", "good.json", "-o", "./good.json"], 2, "would overwrite the results"),
-        (&["report", "good.json", "-o", "no/such/r.html"], 1, "cannot write no/such/r.html: no such file"),
+        (
+            &["report", "good.json", "-o", "no/such/r.html"],
+            1,
+            "cannot write no/such/r.html: no such file",
+        ),
         (&["compare", "good.json", "text.json"], 1, "text.json is not JSON"),
         (
             &["plan", "--inventory", INVENTORY, "--results", "good.json", "text.json"],

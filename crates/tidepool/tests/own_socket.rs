@@ -61,14 +61,19 @@ fn a_configured_socket_offers_its_volume_alone_and_goes_with_it() {
     for export in ["vm2", "vm3"] {
         assert!(refusal(&own, export).contains("there is no export"), "{export}");
     }
-    assert!(connect(&place.path("nbd.sock"), "vm2").is_ok(), "the socket of all volumes is as it was");
+    assert!(
+        connect(&place.path("nbd.sock"), "vm2").is_ok(),
+        "the socket of all volumes is as it was"
+    );
     assert_eq!(json(&place, &["volume", "list"])[0]["socket"], own.display().to_string());
 
     json(&place, &["volume", "remove", "vm1"]);
     assert!(!own.exists());
     assert_eq!(daemon.terminate(), Some(0));
     let left = || fs::read_dir(place.path("")).expect("a directory");
-    assert!(left().all(|file| !file.expect("an entry").file_name().to_string_lossy().contains("sock")));
+    assert!(
+        left().all(|file| !file.expect("an entry").file_name().to_string_lossy().contains("sock"))
+    );
 }
 
 #[test]
@@ -79,7 +84,8 @@ fn an_added_volume_keeps_its_socket_over_a_restart_and_a_kill() {
     let (own, volume) = (place.path("vm2.sock"), format!("vm2=file:{}", place.text("second")));
     let me = format!("uid:{}", rustix::process::geteuid().as_raw());
     let path = place.text("vm2.sock");
-    let add = ["volume", "add", &volume, "--socket", &path, "--socket-mode", "0660", "--allow", &me];
+    let add =
+        ["volume", "add", &volume, "--socket", &path, "--socket-mode", "0660", "--allow", &me];
     assert_eq!(json(&place, &add)["socket"], path);
     let check = || {
         assert_eq!(mode(&own), 0o660);
@@ -108,7 +114,8 @@ fn an_added_volume_keeps_its_socket_over_a_restart_and_a_kill() {
 }
 
 #[test]
-fn a_socket_that_cannot_be_made_adds_no_volume_and_a_volume_that_cannot_be_added_leaves_no_socket() {
+fn a_socket_that_cannot_be_made_adds_no_volume_and_a_volume_that_cannot_be_added_leaves_no_socket()
+{
     let place = Place::new();
     fs::write(place.path("second"), vec![0x11; 1 << 20]).expect("an image");
     let daemon = Daemon::start(config(&place, ""), &place.path("log"));
@@ -121,9 +128,11 @@ fn a_socket_that_cannot_be_made_adds_no_volume_and_a_volume_that_cannot_be_added
     add("second", &["--socket", &own]).refused(1, "there is something else at this path");
     assert_eq!(fs::read_link(&own).expect("as it was"), Path::new("/nonexistent"));
     fs::remove_file(&own).expect("removed");
-    add("second", &["--socket", &place.text("nbd.sock")]).refused(1, "it is in use by another process");
+    add("second", &["--socket", &place.text("nbd.sock")])
+        .refused(1, "it is in use by another process");
     add("second", &["--socket", &place.text("none/vm2.sock")]).refused(1, "create it first");
-    add("second", &["--socket", &own, "--allow", "uid:nobody-has-this-name"]).refused(1, "there is no user");
+    add("second", &["--socket", &own, "--allow", "uid:nobody-has-this-name"])
+        .refused(1, "there is no user");
     add("missing", &["--socket", &own]).refused(1, "no such file");
     assert!(!Path::new(&own).exists());
     add("second", &["--allow", "uid:0"]).refused(2, "--socket");
@@ -136,7 +145,8 @@ fn a_socket_that_cannot_be_made_adds_no_volume_and_a_volume_that_cannot_be_added
 #[test]
 fn a_socket_that_cannot_be_is_refused_before_anything_is_touched() {
     let place = Place::new();
-    let settings = format!("socket = \"{}\"\nsocket-group = \"nobody-has-this-name\"", place.text("s"));
+    let settings =
+        format!("socket = \"{}\"\nsocket-group = \"nobody-has-this-name\"", place.text("s"));
     place.refused(config(&place, &settings), 1, "there is no group nobody-has-this-name");
     let settings = format!("socket = \"{}\"", place.text("nbd.sock"));
     place.refused(config(&place, &settings), 2, "named twice");
@@ -150,8 +160,10 @@ fn a_socket_belongs_to_who_is_to_have_it() {
     }
     let place = Place::new();
     let own = place.path("vm1.sock");
-    let settings =
-        format!("socket = \"{}\"\nsocket-owner = \"nobody\"\nsocket-group = \"12345\"", own.display());
+    let settings = format!(
+        "socket = \"{}\"\nsocket-owner = \"nobody\"\nsocket-group = \"12345\"",
+        own.display()
+    );
     let daemon = Daemon::start(config(&place, &settings), &place.path("log"));
     let found = fs::metadata(&own).expect("there");
     assert_eq!((found.uid(), found.gid(), found.mode() & 0o7777), (65534, 12345, 0o660));

@@ -34,7 +34,9 @@ fn the_example_configuration_is_valid_as_shipped_and_with_its_comments_opened() 
 fn the_example_of_own_sockets_is_valid() {
     let path = packaged("../docs/examples/own-sockets.toml");
     let plan = Plan::new(Config::read(&path).expect("valid")).expect("a plan");
-    assert!(plan.volumes().len() == 3 && plan.volumes().iter().all(|volume| volume.socket().is_some()));
+    assert!(
+        plan.volumes().len() == 3 && plan.volumes().iter().all(|volume| volume.socket().is_some())
+    );
 }
 
 #[test]
@@ -48,26 +50,29 @@ fn the_unit_is_accepted_by_systemd() {
     match Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&path).output() {
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stderr);
-            let about_it: Vec<&str> = said.lines().filter(|line| line.contains("tidepool.service")).collect();
+            let about_it: Vec<&str> =
+                said.lines().filter(|line| line.contains("tidepool.service")).collect();
             assert!(output.status.success() && about_it.is_empty(), "{said}");
         }
         Err(error) => eprintln!("not verified: systemd-analyze: {error}"),
     }
 }
 
-/// The exposure, in tenths, that `systemd-analyze security` may find. What is left: it is root, for devices and images of anybody, it uses
-/// the network and disks, and it locks memory.
+/// The exposure, in tenths, that `systemd-analyze security` may find. What is left: it is root, for
+/// devices and images of anybody, it uses the network and disks, and it locks memory.
 const EXPOSURE_MAX: &str = "31";
 
 #[test]
 fn the_unit_gives_the_daemon_no_more_than_it_needs() {
     let unit = std::fs::read_to_string(packaged("tidepool.service")).expect("readable");
     assert!(unit.lines().any(|line| line == "LimitCORE=0"), "what guests write is in no core file");
-    let watchdog = unit.lines().find_map(|line| line.strip_prefix("WatchdogSec=")?.parse::<u32>().ok());
+    let watchdog =
+        unit.lines().find_map(|line| line.strip_prefix("WatchdogSec=")?.parse::<u32>().ok());
     assert!(watchdog >= Some(60), "a daemon that is slow is not taken for dead: {watchdog:?}");
     let threshold = format!("--threshold={EXPOSURE_MAX}");
     let arguments = ["security", "--offline=true", "--no-pager", &threshold];
-    match Command::new("systemd-analyze").args(arguments).arg(packaged("tidepool.service")).output() {
+    match Command::new("systemd-analyze").args(arguments).arg(packaged("tidepool.service")).output()
+    {
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stdout);
             assert!(output.status.success(), "{said} {}", String::from_utf8_lossy(&output.stderr));
@@ -77,7 +82,8 @@ fn the_unit_gives_the_daemon_no_more_than_it_needs() {
     }
 }
 
-/// What stands in for the programs that would change the machine. The one for `apt-get` writes down what a package's own scripts would see.
+/// What stands in for the programs that would change the machine. The one for `apt-get` writes down
+/// what a package's own scripts would see.
 const STAND_INS: [(&str, &str); 4] = [
     ("dpkg-query", "exit 0"),
     ("cargo", "exit 0"),
@@ -103,9 +109,11 @@ fn what_the_tests_need_is_installed_without_a_service_of_it_and_leaves_no_settin
     for (name, text) in STAND_INS {
         let path = directory.path().join(name);
         std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("written");
-        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a mode");
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .expect("a mode");
     }
-    let theirs = "printf '#!/bin/sh\\nexit 0\\n' >/usr/sbin/policy-rc.d; chmod 755 /usr/sbin/policy-rc.d";
+    let theirs =
+        "printf '#!/bin/sh\\nexit 0\\n' >/usr/sbin/policy-rc.d; chmod 755 /usr/sbin/policy-rc.d";
     let systemd = "mkdir -p /run/systemd/system";
     for (before, told) in [
         ("true".into(), ["tgt.service 101", "tgt 101", "ssh.service 0"]),
@@ -132,10 +140,12 @@ fn what_the_tests_need_is_installed_without_a_service_of_it_and_leaves_no_settin
             .output()
             .expect("unshare runs");
         assert!(output.status.success(), "{before}: {}", String::from_utf8_lossy(&output.stderr));
-        let read = |end: &str| std::fs::read_to_string(format!("{}{end}", log.display())).expect("a file");
+        let read =
+            |end: &str| std::fs::read_to_string(format!("{}{end}", log.display())).expect("a file");
         let said = read("");
-        for line in
-            told.into_iter().chain(["create_main_cluster = false", "systemctl --quiet disable tgt.service"])
+        for line in told
+            .into_iter()
+            .chain(["create_main_cluster = false", "systemctl --quiet disable tgt.service"])
         {
             assert!(said.lines().any(|found| found == line), "{before}: {line} is not in\n{said}");
         }

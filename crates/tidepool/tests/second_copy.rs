@@ -33,8 +33,8 @@ fn make_authority(place: &Place, authority: &str) {
     openssl(place, 0, authority, "", "");
 }
 
-/// A host's directory of certificates. Making it again renews them. They are for this machine, whose name both hosts of a test have,
-/// and for these names.
+/// A host's directory of certificates. Making it again renews them. They are for this machine,
+/// whose name both hosts of a test have, and for these names.
 fn make_certificate(place: &Place, authority: &str, own: &str, names: &str) {
     openssl(place, 1, authority, own, &format!("DNS:{},{names}", host_name()));
 }
@@ -51,8 +51,10 @@ fn free_port() -> u16 {
 /// A daemon of one of the two hosts, whose files end in its name.
 fn start(place: &Place, host: &str, more: &[&str]) -> Daemon {
     let name = |what: &str| place.text(&format!("{what}-{host}"));
-    let (cache, admin, door) = (name("cache"), name("admin"), format!("nbd+unix:///?socket={}", name("nbd")));
-    let args = ["serve", "--cache", &cache, "--cache-size", "192MiB", "--nbd", &door, "--admin", &admin];
+    let (cache, admin, door) =
+        (name("cache"), name("admin"), format!("nbd+unix:///?socket={}", name("nbd")));
+    let args =
+        ["serve", "--cache", &cache, "--cache-size", "192MiB", "--nbd", &door, "--admin", &admin];
     Daemon::start(args.iter().chain(more), &place.path(&format!("log-{host}")))
 }
 
@@ -125,7 +127,8 @@ fn listen_in(to: u16) -> (u16, Arc<Mutex<Vec<u8>>>) {
     std::thread::spawn(move || {
         for from in listener.incoming().map_while(Result::ok) {
             let Ok(to) = TcpStream::connect(("127.0.0.1", to)) else { continue };
-            let (back, forth) = (to.try_clone().expect("a socket"), from.try_clone().expect("a socket"));
+            let (back, forth) =
+                (to.try_clone().expect("a socket"), from.try_clone().expect("a socket"));
             for (from, to) in [(from, to), (back, forth)] {
                 let record = record.clone();
                 std::thread::spawn(move || pass_on(from, to, &record));
@@ -150,8 +153,8 @@ fn pass_on(mut from: TcpStream, mut to: TcpStream, record: &Mutex<Vec<u8>>) {
 /// Data that is known when it is seen.
 const PATTERN: &[u8; 64] = b"what the volume holds is nobody's business on the way to a peer.";
 
-/// A volume's life with a second copy until the peer takes it over: what was written is there. Returns whether it was to be seen
-/// on the way.
+/// A volume's life with a second copy until the peer takes it over: what was written is there.
+/// Returns whether it was to be seen on the way.
 fn taken_over(place: &Place, scheme: &str, certificates: [Option<&str>; 2]) -> bool {
     let port = free_port();
     let peer = start_peer(place, &format!("{scheme}://127.0.0.1:{port}"), certificates[1]);
@@ -199,8 +202,8 @@ fn a_copy_that_came_with_tls_is_whole_and_nobody_on_the_way_has_read_it() {
     assert!(taken_over(&Place::new(), "tcp", [None, None]));
 }
 
-/// The same command line serves on either host: a door for the volume by name is open where only its copy is, and lets its clients
-/// in when it is taken over.
+/// The same command line serves on either host: a door for the volume by name is open where only
+/// its copy is, and lets its clients in when it is taken over.
 #[test]
 fn a_front_door_for_one_volume_is_open_where_its_copy_is() {
     let place = Place::new();
@@ -236,16 +239,25 @@ fn certificates_of_others_are_refused_by_either_side_until_they_are_replaced() {
     let port = free_port();
     let peer = start_peer(&place, &format!("tls://0.0.0.0:{port}"), Some("tls-b"));
     let owner = start_owner(&place, &format!("tls://localhost:{port}"), Some("tls-a"));
-    let said = format!("volume vm1: peer tls://localhost:{port}: its certificate: it is not issued by");
+    let said =
+        format!("volume vm1: peer tls://localhost:{port}: its certificate: it is not issued by");
     wait_for_log(&place, "a", &said);
     let refused = |why: &str| format!("was not taken in as owner of a volume: {why}");
-    wait_for_log(&place, "b", &refused("it refuses the certificate of this host: it is not issued by"));
+    wait_for_log(
+        &place,
+        "b",
+        &refused("it refuses the certificate of this host: it is not issued by"),
+    );
 
     // Now the owner accepts both authorities, and its peer still only the other one.
     let authorities =
         ["ca/ca.pem", "other-ca/ca.pem"].map(|file| fs::read(place.path(file)).expect("readable"));
     fs::write(place.path("tls-a/ca.pem"), authorities.concat()).expect("written");
-    wait_for_log(&place, "b", &refused("its certificate: it is not issued by the authority in ca.pem"));
+    wait_for_log(
+        &place,
+        "b",
+        &refused("its certificate: it is not issued by the authority in ca.pem"),
+    );
     wait_for_log(&place, "a", "it refuses the certificate of this host: it is not issued by");
 
     // The right authority, but another host's name.
@@ -333,7 +345,9 @@ fn a_certificate_that_is_revoked_ends_the_connection_that_stands_and_lets_none_b
                 lines.next_back().is_some_and(|line| line.contains("its certificate is revoked"))
             });
             let log = log(&place, by);
-            if log[before..].contains("connection with another host closed: its certificate is revoked") {
+            if log[before..]
+                .contains("connection with another host closed: its certificate is revoked")
+            {
                 break;
             }
             // On a busy machine the connection may have ended of itself in just this second.
@@ -351,7 +365,11 @@ fn a_certificate_that_is_revoked_ends_the_connection_that_stands_and_lets_none_b
         );
         fs::remove_file(&list).expect("removed");
         std::os::unix::fs::symlink("nowhere", &list).expect("a link");
-        wait_for_log(&place, by, "revoked: no such file or directory; no other host is connected to");
+        wait_for_log(
+            &place,
+            by,
+            "revoked: no such file or directory; no other host is connected to",
+        );
         fs::remove_file(&list).expect("removed");
         wait_for_sync(&place);
     }
@@ -372,7 +390,12 @@ fn a_host_does_here_what_it_may_and_no_more() {
     let images = format!("file:{}", place.text(""));
     let allow = |roles: &str| format!("{host}={roles}");
     for (at_owner, at_peer, says, part) in [
-        ("holds-copies", "hands-over", "b", "may not send the records of its volumes here (--peer-allow"),
+        (
+            "holds-copies",
+            "hands-over",
+            "b",
+            "may not send the records of its volumes here (--peer-allow",
+        ),
         (
             "takes-over+hands-over",
             "sends-copies",
@@ -385,13 +408,17 @@ fn a_host_does_here_what_it_may_and_no_more() {
         let b = start(
             &place,
             "b",
-            &[&common[..], &["--peer-listen", &door, "--peer-images", &images, "--peer-allow", &at_peer]]
-                .concat(),
+            &[
+                &common[..],
+                &["--peer-listen", &door, "--peer-images", &images, "--peer-allow", &at_peer],
+            ]
+            .concat(),
         );
         let a = start(
             &place,
             "a",
-            &[&common[..], &["--peer", &peer, "--volume", &volume, "--peer-allow", &at_owner]].concat(),
+            &[&common[..], &["--peer", &peer, "--volume", &volume, "--peer-allow", &at_owner]]
+                .concat(),
         );
         wait_for_log(&place, says, part);
         assert_eq!(self::volume(&place, "a")["replication"]["in_sync"], false);
@@ -404,11 +431,16 @@ fn a_host_does_here_what_it_may_and_no_more() {
         "it refuses: this host does not know {host} as the owner of volume vm1 on that image; its log says why"
     );
     wait_for_log(&place, "a", &told);
-    wait_for_log(&place, "b", &format!("other hosts may not name file:{image} here (--peer-images"));
+    wait_for_log(
+        &place,
+        "b",
+        &format!("other hosts may not name file:{image} here (--peer-images"),
+    );
     assert_eq!((a.terminate(), b.terminate()), (Some(0), Some(0)));
 }
 
-/// Earlier releases have written down with a copy what its owner had said of the way to the image, as daemons of one host do now.
+/// Earlier releases have written down with a copy what its owner had said of the way to the image,
+/// as daemons of one host do now.
 #[test]
 fn a_way_that_another_host_has_said_is_not_taken_and_the_copy_begins_anew() {
     let place = Place::new();
@@ -519,10 +551,18 @@ fn certificates_that_cannot_be_used_are_named_at_the_start() {
     for (file, content, part) in [
         ("cert.pem", None, "cert.pem: no such file or directory"),
         ("ca.pem", None, "ca.pem: no such file or directory"),
-        ("key.pem", Some("x".into()), "key.pem: there is no private key without a passphrase in it"),
+        (
+            "key.pem",
+            Some("x".into()),
+            "key.pem: there is no private key without a passphrase in it",
+        ),
         ("cert.pem", Some(String::new()), "cert.pem: there is no certificate in it"),
         ("ca.pem", Some("-----BEGIN CERTIFICATE-----\n!\n".into()), "ca.pem: it is no PEM text"),
-        ("ca.pem", Some("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".into()), "ca.pem: "),
+        (
+            "ca.pem",
+            Some("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".into()),
+            "ca.pem: ",
+        ),
         (
             "key.pem",
             Some(fs::read_to_string(place.path("tls-2/key.pem")).expect("a key")),
@@ -546,8 +586,8 @@ fn certificates_that_cannot_be_used_are_named_at_the_start() {
     refused(&["--peer-tls", "/nowhere"], 1, "ca.pem: no such file or directory");
 }
 
-/// A copy has a name here that another host has chosen: its volume's copy can be forgotten, so that the volume that should have the name
-/// gets one.
+/// A copy has a name here that another host has chosen: its volume's copy can be forgotten, so that
+/// the volume that should have the name gets one.
 #[test]
 fn a_copy_that_counts_is_forgotten_when_its_loss_is_accepted() {
     let place = Place::new();
@@ -574,7 +614,8 @@ fn a_copy_that_counts_is_forgotten_when_its_loss_is_accepted() {
             "{told:?}"
         );
     }
-    let forgotten = run(["volume", "remove", "vm1", "--admin", &at_peer, "--give-up", "--accept-loss"]);
+    let forgotten =
+        run(["volume", "remove", "vm1", "--admin", &at_peer, "--give-up", "--accept-loss"]);
     let said = forgotten.done();
     assert!(
         said.contains("the copy that was here is forgotten") && said.contains("is left as it is"),

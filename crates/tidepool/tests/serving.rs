@@ -9,7 +9,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 use tidepool_nbd::client::ClientError;
 
-/// The daemon again, which cannot serve its volume for this reason. It stays, since it holds what the image lacks.
+/// The daemon again, which cannot serve its volume for this reason. It stays, since it holds what
+/// the image lacks.
 fn restart_refused(place: &Place, part: &str) -> Daemon {
     let daemon = restart(place);
     loop {
@@ -83,7 +84,8 @@ fn after_a_kill_the_cache_alone_brings_everything_back() {
     let place = Place::new();
     let daemon = start(&place, &["--accept-loss", "5s"]);
     json(&place, &["volume", "set", "vm1", "--dirty-max", "8MiB"]);
-    let little = ["volume", "set", "vm1", "--dirty-max", "16KiB", "--admin", &place.text("admin.sock")];
+    let little =
+        ["volume", "set", "vm1", "--dirty-max", "16KiB", "--admin", &place.text("admin.sock")];
     run(little).refused(1, "a dirty quota of 16KiB is too small");
     let mut vm = client(&place, "vm1");
     for (i, fill) in [1u8, 2, 3].into_iter().enumerate() {
@@ -164,7 +166,8 @@ fn a_device_that_nothing_tells_from_others_is_served_again_when_its_operator_say
     assert!(told.contains("nothing tells whether this is the device"), "{told}");
     assert_eq!(fs::read(&path).expect("the disk"), vec![0; 16 << 20], "nothing goes there");
     let command = told.split("tidepool confirm ").nth(1).expect("a command");
-    let arguments: Vec<&str> = std::iter::once("confirm").chain(command.split_whitespace()).collect();
+    let arguments: Vec<&str> =
+        std::iter::once("confirm").chain(command.split_whitespace()).collect();
     let record = *arguments.last().expect("a record");
     assert!(run(&arguments).done().contains("is the image of generation 1"), "{command}");
     let serving = || {
@@ -206,8 +209,12 @@ fn without_an_accepted_loss_a_write_is_in_the_image_when_it_is_acknowledged() {
     client(&place, "vm1").write_fua(0, &[9; 4096]).expect("written");
     assert_eq!(block_at(&place, 0), [9; 4096]);
     let volume = &json(&place, &["status"])["volumes"][0];
-    assert_eq!((&volume["mode"], &volume["dirty_bytes"]), (&Value::from("write-through"), &Value::from(0)));
-    let refused = ["volume", "set", "vm1", "--mode", "write-back", "--admin", &place.text("admin.sock")];
+    assert_eq!(
+        (&volume["mode"], &volume["dirty_bytes"]),
+        (&Value::from("write-through"), &Value::from(0))
+    );
+    let refused =
+        ["volume", "set", "vm1", "--mode", "write-back", "--admin", &place.text("admin.sock")];
     run(refused).refused(1, "--accept-loss");
     let set = ["volume", "set", "vm1", "--mode", "write-back", "--accept-loss", "2s"];
     assert_eq!(json(&place, &set)["mode"], "write-back");
@@ -215,7 +222,11 @@ fn without_an_accepted_loss_a_write_is_in_the_image_when_it_is_acknowledged() {
     let daemon = restart(&place);
     let volume = &json(&place, &["status"])["volumes"][0];
     let accepted = &volume["exposure"]["accepted_seconds"];
-    assert_eq!((&volume["mode"], accepted), (&Value::from("write-back"), &Value::from(2.0)), "as it was set");
+    assert_eq!(
+        (&volume["mode"], accepted),
+        (&Value::from("write-back"), &Value::from(2.0)),
+        "as it was set"
+    );
     assert_eq!(daemon.terminate(), Some(0));
 }
 
@@ -228,9 +239,12 @@ fn dirty_data_keeps_other_caches_away_from_the_image() {
     assert_eq!(volume["exposure"]["bytes"], 65536);
     daemon.kill();
 
-    let other = place.serve_args().iter().map(|arg| arg.replace("cache", "other")).collect::<Vec<_>>();
-    let other = other.iter().map(|arg| if arg == "--other-size" { "--cache-size" } else { arg.as_str() });
-    let other: Vec<&str> = other.map(|arg| if arg == "--other" { "--cache" } else { arg }).collect();
+    let other =
+        place.serve_args().iter().map(|arg| arg.replace("cache", "other")).collect::<Vec<_>>();
+    let other =
+        other.iter().map(|arg| if arg == "--other-size" { "--cache-size" } else { arg.as_str() });
+    let other: Vec<&str> =
+        other.map(|arg| if arg == "--other" { "--cache" } else { arg }).collect();
     run(other).refused(1, "owned by another cache");
 
     run(args_on_a_copy(&place)).refused(1, "65536 dirty bytes");
@@ -257,7 +271,10 @@ fn dirty_data_is_never_drained_into_an_image_that_was_given_to_others() {
     for _ in 0..2 {
         let daemon = restart_refused(&place, "must not be written over it");
         assert_eq!(block_at(&place, 0), [0x5a; 4096], "the image is untouched");
-        assert!(fs::read(place.path("image.tidepool")).expect("a record") == before, "so is its record");
+        assert!(
+            fs::read(place.path("image.tidepool")).expect("a record") == before,
+            "so is its record"
+        );
         assert_eq!(daemon.terminate(), Some(0));
     }
     let daemon = restart_refused(&place, "tidepool volume remove NAME --give-up --accept-loss");
@@ -292,7 +309,8 @@ fn zeroes_that_are_not_drained_keep_the_image_from_others_as_data_does() {
     fs::remove_file(place.path("gate")).expect("opened");
     assert_eq!(daemon.wait(), Some(0));
     let record: Value =
-        serde_json::from_slice(&fs::read(place.path("image.tidepool")).expect("a record")).expect("JSON");
+        serde_json::from_slice(&fs::read(place.path("image.tidepool")).expect("a record"))
+            .expect("JSON");
     assert_eq!(record["state"], "dirty");
     let daemon = restart(&place);
     json(&place, &["volume", "drain", "--all"]);
@@ -328,7 +346,10 @@ fn a_backend_that_does_not_answer_holds_the_end_up_for_a_while_only() {
     wait_for_drain_at_the_gate(&place);
     assert_eq!(daemon.terminate(), Some(0));
     let log = fs::read_to_string(place.path("log")).expect("a log");
-    let line = log.lines().find(|line| line.contains("stopped without releasing file:")).expect("it says so");
+    let line = log
+        .lines()
+        .find(|line| line.contains("stopped without releasing file:"))
+        .expect("it says so");
     assert!(line.contains("the next start takes it back as after a kill"), "{line}");
     for socket in ["nbd.sock", "admin.sock"] {
         assert!(!place.path(socket).exists(), "{socket} is left behind");
@@ -377,8 +398,8 @@ fn an_interrupted_removal_leaves_the_volume_serving() {
     assert_eq!(daemon.terminate(), Some(0));
 }
 
-/// A write of a part of a block reads the rest from the image first: what waits for that is executed when the daemon stops, or
-/// its connection ends, and no guest is told of an error.
+/// A write of a part of a block reads the rest from the image first: what waits for that is
+/// executed when the daemon stops, or its connection ends, and no guest is told of an error.
 #[test]
 fn g8_no_request_is_answered_with_an_error_because_the_daemon_stops() {
     let place = Place::new();
@@ -410,14 +431,18 @@ fn g8_no_request_is_answered_with_an_error_because_the_daemon_stops() {
 #[test]
 fn the_metrics_endpoint_speaks_to_prometheus() {
     let place = Place::new();
-    let port =
-        std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .expect("a port")
+        .local_addr()
+        .expect("bound")
+        .port();
     let address = format!("127.0.0.1:{port}");
     let daemon = start(&place, &["--metrics", &address]);
     client(&place, "vm1").write(0, &[1; 4096]).expect("written");
     let get = |path: &str| {
         let mut stream = std::net::TcpStream::connect(&address).expect("a connection");
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("sent");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            .expect("sent");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("text");
         answer
@@ -438,7 +463,8 @@ fn the_metrics_endpoint_speaks_to_prometheus() {
 fn clients_that_ask_nothing_keep_nobody_from_asking() {
     let place = Place::new();
     let daemon = start(&place, &[]);
-    let connect = || std::os::unix::net::UnixStream::connect(place.path("admin.sock")).expect("a connection");
+    let connect =
+        || std::os::unix::net::UnixStream::connect(place.path("admin.sock")).expect("a connection");
     // As many as there may be at once, in part in the midst of a head or body.
     let silent: Vec<_> = (0..64)
         .map(|number| {
@@ -462,8 +488,8 @@ fn the_admin_api_answers_nonsense_with_one_error() {
     let place = Place::new();
     let daemon = start(&place, &[]);
     let call = |request: &str| {
-        let mut stream =
-            std::os::unix::net::UnixStream::connect(place.path("admin.sock")).expect("a connection");
+        let mut stream = std::os::unix::net::UnixStream::connect(place.path("admin.sock"))
+            .expect("a connection");
         stream.write_all(request.as_bytes()).expect("sent");
         let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
         let status = lines.next().expect("a status line");
@@ -480,7 +506,10 @@ fn the_admin_api_answers_nonsense_with_one_error() {
         (with_body("GET /v2/status", ""), "404"),
         (with_body("PUT /v1/status", ""), "405"),
         (with_body("POST /v1/volumes", "{"), "400"),
-        (with_body("POST /v1/volumes", "{\"name\":\"a\",\"backend\":\"file:/x\",\"colour\":1}"), "400"),
+        (
+            with_body("POST /v1/volumes", "{\"name\":\"a\",\"backend\":\"file:/x\",\"colour\":1}"),
+            "400",
+        ),
         (with_body("POST /v1/volumes", "{\"name\":\"a/b\",\"backend\":\"file:/x\"}"), "400"),
         (with_body("POST /v1/volumes", &" ".repeat(100_000)), "413"),
         (with_body("PATCH /v1/volumes/none", "{}"), "404"),
@@ -505,11 +534,16 @@ fn a_cache_can_be_inspected_and_checked_when_no_daemon_uses_it() {
     daemon.kill();
     let before = fs::read(place.path("cache")).expect("a cache");
     let found: Value =
-        serde_json::from_str(run(["cache", "inspect", &cache, "--format", "json"]).done()).expect("JSON");
+        serde_json::from_str(run(["cache", "inspect", &cache, "--format", "json"]).done())
+            .expect("JSON");
     assert_eq!(found["volumes"][0]["name"], "vm1");
     let checked: Value =
-        serde_json::from_str(run(["cache", "check", &cache, "--format", "json"]).done()).expect("JSON");
-    assert_eq!((&checked["blocks"], &checked["damaged"]), (&Value::from(16), &Value::Array(vec![])));
+        serde_json::from_str(run(["cache", "check", &cache, "--format", "json"]).done())
+            .expect("JSON");
+    assert_eq!(
+        (&checked["blocks"], &checked["damaged"]),
+        (&Value::from(16), &Value::Array(vec![]))
+    );
     assert!(before == fs::read(place.path("cache")).expect("a cache"), "looking changes nothing");
     let refusal = run(["cache", "format", &cache, "--force"]);
     refusal.refused(1, &format!("newest data of vm1 (64KiB, file:{})", place.text("image")));
@@ -517,6 +551,10 @@ fn a_cache_can_be_inspected_and_checked_when_no_daemon_uses_it() {
     assert!(before == fs::read(place.path("cache")).expect("a cache"), "a refusal changes nothing");
     run(["cache", "format", &cache, "--force", "--discard-dirty"]).done();
     let found: Value =
-        serde_json::from_str(run(["cache", "inspect", &cache, "--format", "json"]).done()).expect("JSON");
-    assert_eq!((&found["volumes"], &found["size_bytes"]), (&Value::Array(vec![]), &Value::from(64 << 20)));
+        serde_json::from_str(run(["cache", "inspect", &cache, "--format", "json"]).done())
+            .expect("JSON");
+    assert_eq!(
+        (&found["volumes"], &found["size_bytes"]),
+        (&Value::Array(vec![]), &Value::from(64 << 20))
+    );
 }

@@ -1,4 +1,5 @@
-//! Several volumes in one daemon: they come and go, and the trouble of one is not that of the others.
+//! Several volumes in one daemon: they come and go, and the trouble of one is not that of the
+//! others.
 
 use crate::common::serve::{
     client, client_at, json, restart, restart_args, start, start_gated, volume_of, wait_for_state,
@@ -21,7 +22,10 @@ fn volumes_come_and_go_while_the_daemon_runs() {
     add("vm2", "missing").refused(1, "no such file");
     let volume = format!("vm2=file:{}", place.text("second"));
     let added = json(&place, &["volume", "add", &volume, "--read-only"]);
-    assert_eq!((&added["read_only"], &added["size_bytes"]), (&Value::from(true), &Value::from(1 << 20)));
+    assert_eq!(
+        (&added["read_only"], &added["size_bytes"]),
+        (&Value::from(true), &Value::from(1 << 20))
+    );
 
     let mut vm = client(&place, "vm2");
     let mut block = vec![0; 4096];
@@ -54,8 +58,14 @@ fn one_missing_image_does_not_stop_the_other_volumes() {
     let mut block = vec![0; 4096];
     client(&place, "vm1").read(0, &mut block).expect("read");
     let volume = json(&place, &["status"])["volumes"][1].clone();
-    assert_eq!((&volume["name"], &volume["state"]), (&Value::from("vm2"), &Value::from("unavailable")));
-    assert!(volume["error"].as_str().is_some_and(|error| error.contains("no such file")), "{volume}");
+    assert_eq!(
+        (&volume["name"], &volume["state"]),
+        (&Value::from("vm2"), &Value::from("unavailable"))
+    );
+    assert!(
+        volume["error"].as_str().is_some_and(|error| error.contains("no such file")),
+        "{volume}"
+    );
     let removal = ["volume", "remove", "vm2", "--admin", &place.text("admin.sock")];
     run(removal).refused(1, "its backend is not reachable");
 
@@ -152,7 +162,8 @@ fn g8_a_volume_whose_image_is_gone_for_good_is_given_up_and_the_other_one_loses_
     client(&place, "vm1").read(0, &mut block).expect("read");
     assert_eq!(block, [0x5a; 4096]);
 
-    // One that is served and can be reached is free at once; nothing has to be accepted where nothing is lost.
+    // One that is served and can be reached is free at once; nothing has to be accepted where
+    // nothing is lost.
     give_up(&[]).done();
     run(["recover", &image, "--accept-loss"]).done();
     fs::remove_file(place.path("gate")).expect("opened");
@@ -212,7 +223,10 @@ fn the_trouble_of_a_configured_volume_is_its_own() {
     let gone = wait_for_state(&place, "gone", "unavailable");
     assert!(gone["error"].as_str().is_some_and(|error| error.contains("no such file")), "{gone}");
     let moved = wait_for_state(&place, "moved", "unavailable");
-    assert!(moved["error"].as_str().is_some_and(|error| error.contains("owned by another cache")), "{moved}");
+    assert!(
+        moved["error"].as_str().is_some_and(|error| error.contains("owned by another cache")),
+        "{moved}"
+    );
     let lines = json(&place, &["status"])["volumes"].as_array().expect("a list").len();
     assert_eq!(lines, 4, "each has its line");
     daemon.wait_ready(&log);

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tidepool_nbd::client::BlockingClient;
 
-/// After which the manager takes a daemon that says nothing for dead: short, so that the test is, too.
+/// After which the manager takes a daemon that says nothing for dead: short, so that the test is,
+/// too.
 const AFTER_USEC: &str = "1200000";
 const AFTER: Duration = Duration::from_millis(1200);
 /// Longest wait for one word.
@@ -57,20 +58,24 @@ impl Manager {
         while start.elapsed() < AFTER {
             match self.word() {
                 Ok(word) => assert!(!word.contains("WATCHDOG=1"), "{word}"),
-                Err(e) => assert!(matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{e}"),
+                Err(e) => {
+                    assert!(matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{e}")
+                }
             }
         }
         self.0.set_read_timeout(Some(WORD_MAX)).expect("a limit");
     }
 }
 
-/// A thread of another process that is held up until this is dropped. The thread that makes it has to drop it.
+/// A thread of another process that is held up until this is dropped. The thread that makes it has
+/// to drop it.
 struct Held(libc::pid_t);
 
 impl Held {
     fn new(thread: libc::pid_t) -> Held {
         let nothing = null_mut::<libc::c_void>;
-        // SAFETY: these requests take no memory of this process, nor do they change that of the other.
+        // SAFETY: these requests take no memory of this process, nor do they change that of the
+        // other.
         let held = unsafe {
             libc::ptrace(libc::PTRACE_SEIZE, thread, nothing(), nothing()) == 0
                 && libc::ptrace(libc::PTRACE_INTERRUPT, thread, nothing(), nothing()) == 0
@@ -85,7 +90,12 @@ impl Drop for Held {
     fn drop(&mut self) {
         // SAFETY: as above.
         unsafe {
-            libc::ptrace(libc::PTRACE_DETACH, self.0, null_mut::<libc::c_void>(), null_mut::<libc::c_void>())
+            libc::ptrace(
+                libc::PTRACE_DETACH,
+                self.0,
+                null_mut::<libc::c_void>(),
+                null_mut::<libc::c_void>(),
+            )
         };
     }
 }
@@ -94,8 +104,8 @@ impl Drop for Held {
 fn thread(daemon: &Daemon, name: &str) -> libc::pid_t {
     let threads = fs::read_dir(format!("/proc/{}/task", daemon.id())).expect("its threads");
     let mut threads = threads.map(|thread| thread.expect("a thread").path());
-    let found =
-        threads.find(|path| fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.trim() == name));
+    let found = threads
+        .find(|path| fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.trim() == name));
     let found = found.unwrap_or_else(|| panic!("no thread {name}"));
     found.file_name().and_then(|id| id.to_str()?.parse().ok()).expect("a number")
 }
@@ -120,7 +130,8 @@ fn the_manager_hears_of_a_daemon_that_goes_on() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let uri = format!("nbd+unix:///vm1?socket={}", place.text("nbd.sock"));
-            let mut vm = BlockingClient::connect(&uri.parse().expect("a URI")).expect("a connection");
+            let mut vm =
+                BlockingClient::connect(&uri.parse().expect("a URI")).expect("a connection");
             let mut block = [0; 4096];
             while !over.load(Ordering::Relaxed) {
                 vm.write(0, &[1; 4096]).expect("written");
@@ -145,9 +156,10 @@ fn the_manager_does_not_hear_of_a_daemon_one_of_whose_loops_is_held_up() {
     let place = Place::new();
     let manager = Manager::new(&place.path("notify.sock"));
     let daemon = start(&place, &manager);
-    for (name, said) in
-        [("reactor", "the reactor makes no rounds"), ("tidepool", "the control thread makes no rounds")]
-    {
+    for (name, said) in [
+        ("reactor", "the reactor makes no rounds"),
+        ("tidepool", "the control thread makes no rounds"),
+    ] {
         let held = Held::new(thread(&daemon, name));
         manager.hears_nothing();
         let log = fs::read_to_string(place.path("log")).expect("a log");

@@ -1,4 +1,5 @@
-//! The images that are mutated: what the real core leaves on a device of the smallest size when it is killed.
+//! The images that are mutated: what the real core leaves on a device of the smallest size when it
+//! is killed.
 
 use super::device::Block;
 use super::world::{MIB, World, pattern, spec};
@@ -6,8 +7,8 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 use tidepool_engine::api::{BLOCK_BYTES, BackendOp, DrainOrder, Mode, Op, VolumeId, VolumeSpec};
 use tidepool_engine::format::{
-    CHECKPOINT_MAGIC, Geometry, PAGE_MAGIC, RECORD_MAGIC, SEGMENT_MAGIC, SLOT_COPIES, SLOTS, SUMMARY_MAGIC,
-    SUPERBLOCK_MAGIC, SUPERBLOCKS,
+    CHECKPOINT_MAGIC, Geometry, PAGE_MAGIC, RECORD_MAGIC, SEGMENT_MAGIC, SLOT_COPIES, SLOTS,
+    SUMMARY_MAGIC, SUPERBLOCK_MAGIC, SUPERBLOCKS,
 };
 
 /// Images.
@@ -23,15 +24,16 @@ pub(super) const KINDS: usize = 6;
 pub(super) struct Base {
     pub(super) geo: Geometry,
     pub(super) blocks: HashMap<u32, Box<Block>>,
-    /// Blocks by what they are: superblocks, headers and pages of checkpoints (of each the first copy), headers of
-    /// segments, records and summaries.
+    /// Blocks by what they are: superblocks, headers and pages of checkpoints (of each the first
+    /// copy), headers of segments, records and summaries.
     pub(super) structures: [Vec<u32>; KINDS],
 }
 
 impl Base {
     /// The image that an input's first byte chooses.
     pub(super) fn of(flags: u8) -> &'static Base {
-        static BASES: [OnceLock<Base>; COUNT as usize] = [const { OnceLock::new() }; COUNT as usize];
+        static BASES: [OnceLock<Base>; COUNT as usize] =
+            [const { OnceLock::new() }; COUNT as usize];
         let number = (flags & 0x0f) % COUNT;
         BASES[usize::from(number)].get_or_init(|| match number {
             0 => Base::read(World::with_segments(CACHE_BYTES, SEGMENT_BYTES, &[])),
@@ -45,10 +47,12 @@ impl Base {
         let bytes = world.device.0;
         let chunks = bytes.chunks_exact(BLOCK_BYTES).enumerate();
         let used = chunks.filter(|(_, block)| block.iter().any(|&byte| byte != 0));
-        let block = |bytes: &[u8]| -> Box<Block> { Box::new(bytes.try_into().expect("a whole block")) };
-        let blocks: HashMap<u32, Box<Block>> = used.map(|(n, bytes)| (n as u32, block(bytes))).collect();
-        let geo =
-            Geometry::new([9; 16], bytes.len() as u64, Some(SEGMENT_BYTES)).expect("as it was formatted");
+        let block =
+            |bytes: &[u8]| -> Box<Block> { Box::new(bytes.try_into().expect("a whole block")) };
+        let blocks: HashMap<u32, Box<Block>> =
+            used.map(|(n, bytes)| (n as u32, block(bytes))).collect();
+        let geo = Geometry::new([9; 16], bytes.len() as u64, Some(SEGMENT_BYTES))
+            .expect("as it was formatted");
         let mut structures: [Vec<u32>; KINDS] = Default::default();
         let mut numbers: Vec<u32> = blocks.keys().copied().collect();
         numbers.sort_unstable();
@@ -98,8 +102,8 @@ fn grouped(name: &str, size_bytes: u64) -> VolumeSpec {
     VolumeSpec { drain: DrainOrder::Grouped, ..spec(name, size_bytes, Mode::WriteBack) }
 }
 
-/// Volumes of each kind with everything that a log can say: before the newest checkpoint and behind it, open segments and
-/// full ones, data, zeroes, blocks of the read cache, invalidations.
+/// Volumes of each kind with everything that a log can say: before the newest checkpoint and behind
+/// it, open segments and full ones, data, zeroes, blocks of the read cache, invalidations.
 fn busy() -> World {
     let volumes = [
         spec("a", 8 * MIB + 512, Mode::WriteBack),
@@ -137,10 +141,11 @@ fn busy() -> World {
     w
 }
 
-/// A device that was full: segments have been reclaimed, and blocks that were in use moved. What is in them is zero, which
-/// keeps the image small.
+/// A device that was full: segments have been reclaimed, and blocks that were in use moved. What is
+/// in them is zero, which keeps the image small.
 fn reclaimed() -> World {
-    let mut w = World::with_segments(CACHE_BYTES, SEGMENT_BYTES, &[spec("a", 96 * MIB, Mode::WriteBack)]);
+    let mut w =
+        World::with_segments(CACHE_BYTES, SEGMENT_BYTES, &[spec("a", 96 * MIB, Mode::WriteBack)]);
     let zeroes = vec![0; 256 << 10];
     for n in 0..360 {
         w.write(0, n * (256 << 10), &zeroes);
@@ -160,7 +165,8 @@ fn reclaimed() -> World {
     w
 }
 
-/// Volumes that were becoming smaller: of one the checkpoint knows it and the log does not, the other has begun.
+/// Volumes that were becoming smaller: of one the checkpoint knows it and the log does not, the
+/// other has begun.
 fn shrinking() -> World {
     let volumes = [spec("a", 16 * MIB, Mode::WriteBack), grouped("b", 16 * MIB)];
     let mut w = World::with_segments(CACHE_BYTES, SEGMENT_BYTES, &volumes);

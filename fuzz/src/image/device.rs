@@ -26,7 +26,9 @@ impl<'a> Patched<'a> {
     pub(super) fn block(&self, number: u32) -> Box<Block> {
         match self.changed.get(&number) {
             Some(block) => block.clone(),
-            None => self.base.blocks.get(&number).cloned().unwrap_or_else(|| Box::new([0; BLOCK_BYTES])),
+            None => {
+                self.base.blocks.get(&number).cloned().unwrap_or_else(|| Box::new([0; BLOCK_BYTES]))
+            }
         }
     }
 
@@ -42,9 +44,15 @@ impl<'a> Patched<'a> {
 
     fn first(&self, offset: u64, len: usize) -> u32 {
         let block = BLOCK_BYTES as u64;
-        assert!(offset.is_multiple_of(block) && len.is_multiple_of(BLOCK_BYTES), "{len} bytes at {offset}");
+        assert!(
+            offset.is_multiple_of(block) && len.is_multiple_of(BLOCK_BYTES),
+            "{len} bytes at {offset}"
+        );
         let end = offset.checked_add(len as u64);
-        assert!(end.is_some_and(|end| end <= self.size_bytes()), "{len} bytes at {offset} of the device");
+        assert!(
+            end.is_some_and(|end| end <= self.size_bytes()),
+            "{len} bytes at {offset} of the device"
+        );
         (offset / block) as u32
     }
 }

@@ -1,11 +1,12 @@
-//! The core goes on with what it has found on a device: volumes are attached to images of zeroes, read, written and drained, and the
-//! core is shut down. Whatever it has found, every request is answered, and what is written is read.
+//! The core goes on with what it has found on a device: volumes are attached to images of zeroes,
+//! read, written and drained, and the core is shut down. Whatever it has found, every request is
+//! answered, and what is written is read.
 
 use super::device::Patched;
 use std::collections::HashMap;
 use tidepool_engine::api::{
-    BLOCK_BYTES, BackendOp, ControlError, Effect, Event, IoError, Mode, Nanos, Op, Request, RequestError,
-    RequestId, Token, VolumeId, VolumeSpec, buffer_bytes,
+    BLOCK_BYTES, BackendOp, ControlError, Effect, Event, IoError, Mode, Nanos, Op, Request,
+    RequestError, RequestId, Token, VolumeId, VolumeSpec, buffer_bytes,
 };
 use tidepool_engine::device::{Device, DeviceRead};
 use tidepool_engine::mem::{AlignedBuf, Buf};
@@ -77,11 +78,13 @@ impl Life<'_, '_> {
         }
         let written = self.request(id, Op::Write { fua: false }, at, 512, Some(&data));
         if written.is_ok() {
-            let read = self.request(id, Op::Read, at, 512, None).expect("what was written can be read");
+            let read =
+                self.request(id, Op::Read, at, 512, None).expect("what was written can be read");
             // What goes past the cache is not kept here.
             let kept = matches!(spec.mode, Mode::WriteBack | Mode::WriteThrough);
             assert!(!kept || read == data, "another content than was written");
-            self.request(id, Op::Discard { fua: false }, 0, (size / 4 / 512) * 512, None).expect("a discard");
+            self.request(id, Op::Discard { fua: false }, 0, (size / 4 / 512) * 512, None)
+                .expect("a discard");
             self.request(id, Op::Flush, 0, 0, None).expect("a flush");
         } else {
             assert!(lost, "a volume without losses is writable");
@@ -108,12 +111,16 @@ impl Life<'_, '_> {
         let buf = matches!(op, Op::Read | Op::Write { .. }).then(|| {
             let arena = self.engine.arena_mut();
             let buf = arena.alloc(buffer_bytes(offset, len)).expect("room for a request");
-            data.into_iter().for_each(|data| arena.bytes_mut(buf)[range.clone()].copy_from_slice(data));
+            data.into_iter()
+                .for_each(|data| arena.bytes_mut(buf)[range.clone()].copy_from_slice(data));
             buf
         });
         self.engine.handle(self.now, Event::Request(Request { id, volume, op, offset, len, buf }));
         self.until(|life| life.replies.contains_key(&id));
-        let result = self.replies.remove(&id).unwrap_or_else(|| panic!("{op:?} at {offset} is not answered"));
+        let result = self
+            .replies
+            .remove(&id)
+            .unwrap_or_else(|| panic!("{op:?} at {offset} is not answered"));
         let mut out = Vec::new();
         if let Some(buf) = buf {
             out.extend_from_slice(&self.engine.arena().bytes(buf)[range]);
@@ -153,10 +160,16 @@ impl Life<'_, '_> {
                 None => return,
                 Some(Effect::DeviceRead { token, offset, buf }) => {
                     let mut bytes = AlignedBuf::zeroed((buf.len as usize).max(1));
-                    let mut batch =
-                        [DeviceRead { offset, buf: &mut bytes[..buf.len as usize], result: Ok(()) }];
+                    let mut batch = [DeviceRead {
+                        offset,
+                        buf: &mut bytes[..buf.len as usize],
+                        result: Ok(()),
+                    }];
                     self.device.read(&mut batch);
-                    self.engine.arena_mut().bytes_mut(buf).copy_from_slice(&bytes[..buf.len as usize]);
+                    self.engine
+                        .arena_mut()
+                        .bytes_mut(buf)
+                        .copy_from_slice(&bytes[..buf.len as usize]);
                     self.done(token, Ok(()));
                 }
                 Some(Effect::DeviceWrite { token, offset, buf, .. }) => {
@@ -172,7 +185,9 @@ impl Life<'_, '_> {
                 }
                 Some(Effect::Peer { .. }) => unreachable!("no volume has a peer"),
                 Some(Effect::Reply { id, result }) => drop(self.replies.insert(id, result)),
-                Some(Effect::ControlDone { control, result }) => drop(self.controls.insert(control, result)),
+                Some(Effect::ControlDone { control, result }) => {
+                    drop(self.controls.insert(control, result))
+                }
             }
         }
         panic!("more than {EFFECTS_MAX} effects in one go");

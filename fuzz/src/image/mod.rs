@@ -1,11 +1,12 @@
 //! A cache device whose metadata says anything: patches on images that the real core has left.
 //!
-//! An image of which every checksum is wrong is refused at once. So the input is a list of patches, each to one block of an
-//! image, and says whether the block's checksum is to fit again; what follows from it (the sum over a checkpoint's pages,
-//! the chain of a volume's records) can be made to fit as well. What is behind the checksums is reached that way.
+//! An image of which every checksum is wrong is refused at once. So the input is a list of patches,
+//! each to one block of an image, and says whether the block's checksum is to fit again; what
+//! follows from it (the sum over a checkpoint's pages, the chain of a volume's records) can be made
+//! to fit as well. What is behind the checksums is reached that way.
 //!
-//! What must hold: no panic, no access outside of the device; looking writes nothing; opening finds what looking has found,
-//! and a second time the same; what was opened can be used.
+//! What must hold: no panic, no access outside of the device; looking writes nothing; opening finds
+//! what looking has found, and a second time the same; what was opened can be used.
 
 mod bases;
 mod device;
@@ -20,7 +21,9 @@ use bases::Base;
 use device::Patched;
 use std::convert::Infallible;
 use tidepool_engine::api::{IoError, VolumeId};
-use tidepool_engine::format::{COUNTER_MAX, CheckpointHeader, PageHeader, SLOT_COPIES, SLOTS, VolumeItem};
+use tidepool_engine::format::{
+    COUNTER_MAX, CheckpointHeader, PageHeader, SLOT_COPIES, SLOTS, VolumeItem,
+};
 use tidepool_engine::status::VolumeStatus;
 use tidepool_engine::{Content, Contents, Engine, EngineConfig, OpenError, check};
 use zerocopy::FromBytes;
@@ -56,9 +59,14 @@ pub(crate) fn cache_image(bytes: &[u8]) {
     let (engine, report) = match (&looked, opened) {
         (_, Err(error)) => {
             one_line(&error);
-            // Writing is what looking does not try: there may be more to be written down than there is room for.
+            // Writing is what looking does not try: there may be more to be written down than there
+            // is room for.
             let full = matches!(error, OpenError::Device(_, IoError::Full));
-            assert!(full || looked.as_ref().err() == Some(&error), "looking says {:?}", looked.err());
+            assert!(
+                full || looked.as_ref().err() == Some(&error),
+                "looking says {:?}",
+                looked.err()
+            );
             return;
         }
         (Err(error), Ok(_)) => panic!("opened what cannot be looked at: {error}"),
@@ -76,7 +84,9 @@ pub(crate) fn cache_image(bytes: &[u8]) {
     let seen = looked.expect("it was opened");
     assert_eq!(again.stretches, seen.stretches, "{report:?}");
     let essence = |statuses: &[VolumeStatus]| -> Vec<_> {
-        let of = |s: &VolumeStatus| (s.id, s.spec.clone(), s.state, s.dirty_bytes, s.lost_blocks, s.sequence);
+        let of = |s: &VolumeStatus| {
+            (s.id, s.spec.clone(), s.state, s.dirty_bytes, s.lost_blocks, s.sequence)
+        };
         statuses.iter().map(of).collect()
     };
     assert_eq!(essence(&again.statuses), essence(&seen.statuses));
@@ -119,7 +129,8 @@ fn look(device: &mut Patched<'_>) -> Result<Looked, OpenError> {
             match stretches.last_mut() {
                 // How a stretch is cut says nothing.
                 Some((of, at, len, dirty, was))
-                    if (*of, *at + *len, *dirty, *was) == (*id, stretch.offset, stretch.dirty, kind) =>
+                    if (*of, *at + *len, *dirty, *was)
+                        == (*id, stretch.offset, stretch.dirty, kind) =>
                 {
                     *len += stretch.len;
                 }
@@ -154,33 +165,40 @@ fn one_line(error: &OpenError) {
     assert!(!line.contains(char::is_control), "not one line: {line:?}");
 }
 
-/// A volume may be as large as a petabyte, and zeroes in it cost something for each of its objects. That is no finding.
+/// A volume may be as large as a petabyte, and zeroes in it cost something for each of its objects.
+/// That is no finding.
 fn has_huge_volume(device: &Patched<'_>) -> bool {
     const BYTES_MAX: u64 = 1 << 40;
     let geo = device.geo;
     let first = geo.segment_pages();
-    (0..SLOTS).flat_map(|slot| (0..SLOT_COPIES).map(move |copy| (slot, copy))).any(|(slot, copy)| {
-        (first..first + geo.volume_pages).any(|page| {
-            let bytes = device.block(geo.slot_block(slot, copy) + 1 + page);
-            let item =
-                VolumeItem::read_from_prefix(&bytes[HEADER_BYTES..]).expect("a block has room for it").0;
-            (BYTES_MAX + 1..=1 << 50).contains(&item.size_bytes.get())
-        })
-    })
+    (0..SLOTS).flat_map(|slot| (0..SLOT_COPIES).map(move |copy| (slot, copy))).any(
+        |(slot, copy)| {
+            (first..first + geo.volume_pages).any(|page| {
+                let bytes = device.block(geo.slot_block(slot, copy) + 1 + page);
+                let item = VolumeItem::read_from_prefix(&bytes[HEADER_BYTES..])
+                    .expect("a block has room for it")
+                    .0;
+                (BYTES_MAX + 1..=1 << 50).contains(&item.size_bytes.get())
+            })
+        },
+    )
 }
 
 /// Bytes of a page's header.
 const HEADER_BYTES: usize = size_of::<PageHeader>();
 
-/// The core refuses numbers that no core ever counts to; one that was counted up to there by the first opening is refused by
-/// the second.
+/// The core refuses numbers that no core ever counts to; one that was counted up to there by the
+/// first opening is refused by the second.
 fn counters_end(device: &Patched<'_>) -> bool {
     const NEAR_END: u64 = COUNTER_MAX - (1 << 20);
     let geo = device.geo;
     (0..SLOTS).any(|slot| {
         let bytes = device.block(geo.slot_block(slot, 0));
-        let header = CheckpointHeader::read_from_prefix(&bytes[..]).expect("a block has room for it").0;
-        [header.checkpoint, header.epoch, header.next_segment_sequence].iter().any(|n| n.get() > NEAR_END)
+        let header =
+            CheckpointHeader::read_from_prefix(&bytes[..]).expect("a block has room for it").0;
+        [header.checkpoint, header.epoch, header.next_segment_sequence]
+            .iter()
+            .any(|n| n.get() > NEAR_END)
     })
 }
 

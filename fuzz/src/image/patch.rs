@@ -5,8 +5,8 @@ use super::device::{Block, Patched};
 use crate::input::Input;
 use tidepool_engine::api::BLOCK_BYTES;
 use tidepool_engine::format::{
-    CheckpointHeader, Entry, PageHeader, RECORD_ENTRIES_MAX, RecordHeader, RecordKind, SLOT_COPIES, SLOTS,
-    SegmentHeader, SummaryHeader, Superblock, crc32c, seal,
+    CheckpointHeader, Entry, PageHeader, RECORD_ENTRIES_MAX, RecordHeader, RecordKind, SLOT_COPIES,
+    SLOTS, SegmentHeader, SummaryHeader, Superblock, crc32c, seal,
 };
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
@@ -74,7 +74,11 @@ fn change(device: &Patched<'_>, block: &mut Block, how: u8, input: &mut Input<'_
     match how & 3 {
         // Bytes somewhere in its beginning, where headers are, or anywhere.
         0 | 1 => {
-            let at = if how & 1 == 0 { input.u8().into() } else { usize::from(input.u16()) % BLOCK_BYTES };
+            let at = if how & 1 == 0 {
+                input.u8().into()
+            } else {
+                usize::from(input.u16()) % BLOCK_BYTES
+            };
             let len = usize::from(input.u8() % 64);
             let bytes = input.bytes(len.min(BLOCK_BYTES - at));
             block[at..at + bytes.len()].copy_from_slice(bytes);
@@ -144,10 +148,12 @@ fn fit_content(device: &Patched<'_>, number: u32, block: &mut Block) {
 
 /// Has each write record name the one before it.
 fn fit_chains(device: &mut Patched<'_>) {
-    let mut numbers: Vec<u32> = device.base.structures[4].iter().copied().chain(device.changed()).collect();
+    let mut numbers: Vec<u32> =
+        device.base.structures[4].iter().copied().chain(device.changed()).collect();
     numbers.sort_unstable();
     numbers.dedup();
-    let header = |block: &Block| RecordHeader::read_from_prefix(block).expect("a block has room for it").0;
+    let header =
+        |block: &Block| RecordHeader::read_from_prefix(block).expect("a block has room for it").0;
     let mut writes: Vec<(u16, u64, u32)> = Vec::new();
     for number in numbers {
         let block = device.block(number);
@@ -184,12 +190,14 @@ fn in_pages(device: &Patched<'_>, slot: usize, number: u32) -> bool {
 fn fit_pages(device: &mut Patched<'_>, slot: usize) {
     let geo = device.geo;
     let first = geo.slot_block(slot, 0);
-    let crcs: Vec<u8> =
-        (0..geo.pages()).flat_map(|page| crc32c(&device.block(first + 1 + page)[..]).to_le_bytes()).collect();
+    let crcs: Vec<u8> = (0..geo.pages())
+        .flat_map(|page| crc32c(&device.block(first + 1 + page)[..]).to_le_bytes())
+        .collect();
     for copy in 0..SLOT_COPIES {
         let number = geo.slot_block(slot, copy);
         let mut block = device.block(number);
-        let mut header = CheckpointHeader::read_from_prefix(&block[..]).expect("a block has room for it").0;
+        let mut header =
+            CheckpointHeader::read_from_prefix(&block[..]).expect("a block has room for it").0;
         header.pages_crc.set(crc32c(&crcs));
         header.write_to_prefix(&mut block[..]).expect("a block has room for it");
         seal::<CheckpointHeader>(&mut block[..]);

@@ -72,8 +72,11 @@ fn rounds(options: &Options) -> Result<Tally, Box<dyn std::error::Error>> {
             cluster.rbd_create(VOLUME, size_bytes)?;
             let uri = format!("rbd:rbd/{VOLUME}?conf={}", cluster.conf().display());
             let volumes = vec![(VOLUME.to_string(), uri)];
-            let mut rig =
-                Rig::new(&RigOptions { cache_bytes: options.cache_mib * MIB, volumes, extra: Vec::new() })?;
+            let mut rig = Rig::new(&RigOptions {
+                cache_bytes: options.cache_mib * MIB,
+                volumes,
+                extra: Vec::new(),
+            })?;
             rig.daemon.start()?;
             rig
         }
@@ -85,7 +88,9 @@ fn rounds(options: &Options) -> Result<Tally, Box<dyn std::error::Error>> {
     let mut crasher = Crasher::new(rig, WorkloadOptions::new(seed, size_bytes))?;
     for round in 0..options.rounds {
         let aim = options.aim.unwrap_or(Aim::ALL[round as usize % Aim::ALL.len()]);
-        crasher.round(aim).map_err(|error| format!("round {round}, seed {seed}, aim {aim:?}: {error}"))?;
+        crasher
+            .round(aim)
+            .map_err(|error| format!("round {round}, seed {seed}, aim {aim:?}: {error}"))?;
         if (round + 1) % 10 == 0 {
             println!("{}", crasher.tally());
         }

@@ -1,5 +1,5 @@
-//! The command `tidepool` whose daemon waits ten times as long for other hosts: for tests of two hosts that are not about these limits,
-//! on a machine that may be busy.
+//! The command `tidepool` whose daemon waits ten times as long for other hosts: for tests of two
+//! hosts that are not about these limits, on a machine that may be busy.
 
 use std::process::ExitCode;
 use tidepool_replica::Limits;

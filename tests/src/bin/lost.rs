@@ -1,4 +1,5 @@
-//! Long rounds in which the cache is destroyed under load: `make lost`. Ends at the first broken promise.
+//! Long rounds in which the cache is destroyed under load: `make lost`. Ends at the first broken
+//! promise.
 
 use std::process::ExitCode;
 
@@ -7,7 +8,8 @@ use tidepool_testkit::{Cluster, ClusterOptions, rng};
 use tidepool_tests::lost::Failure;
 use tidepool_tests::{disk, lost, lost_postgres};
 
-/// Destroys the cache of a volume under load again and again, recovers the image and compares it with the volume's past.
+/// Destroys the cache of a volume under load again and again, recovers the image and compares it
+/// with the volume's past.
 #[derive(Debug, Parser)]
 struct Options {
     /// Rounds.
@@ -71,7 +73,8 @@ fn stamps(cluster: Option<&Cluster>, seed: u64) -> Result<(f64, f64), Failure> {
 
 /// A round with a PostgreSQL; the seconds that were lost and told.
 fn postgres(cluster: Option<&Cluster>, seed: u64) -> Result<(f64, f64), Failure> {
-    let lost_postgres::Round { groups, transactions, files, seconds } = lost_postgres::round(cluster, seed)?;
+    let lost_postgres::Round { groups, transactions, files, seconds } =
+        lost_postgres::round(cluster, seed)?;
     eprintln!(
         "{groups} groups brought in; {} of {} transactions, {} of {} files, {:.1} s lost, told were {:.1} s",
         transactions.1, transactions.0, files.1, files.0, seconds.0, seconds.1

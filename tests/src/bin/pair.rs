@@ -1,5 +1,5 @@
-//! Rounds in which one of two hosts is lost under load: `make pair`. Tells how long that takes, and ends at the first lost or stale
-//! sector.
+//! Rounds in which one of two hosts is lost under load: `make pair`. Tells how long that takes, and
+//! ends at the first lost or stale sector.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,7 +62,8 @@ enum What {
     Guest,
     /// None: a running guest goes to a third host, which has no copy.
     GuestElsewhere,
-    /// None: a running guest goes to another process on its own host, which shows what QEMU itself costs.
+    /// None: a running guest goes to another process on its own host, which shows what QEMU itself
+    /// costs.
     GuestStays,
 }
 
@@ -99,13 +100,18 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         }
     };
     let travels = matches!(options.what, What::Guest | What::GuestElsewhere | What::GuestStays);
-    let mut pair =
-        Pair::new(&PairOptions { image, third: travels, shipped_limits: true, ..PairOptions::default() })?;
+    let mut pair = Pair::new(&PairOptions {
+        image,
+        third: travels,
+        shipped_limits: true,
+        ..PairOptions::default()
+    })?;
     if travels {
         return travel(&mut pair, options);
     }
     let mix = Mix { flushes: 1, ..Mix::default() };
-    let mut workload = Workload::new(WorkloadOptions { mix, ..WorkloadOptions::new(seed, WORKLOAD_BYTES) });
+    let mut workload =
+        Workload::new(WorkloadOptions { mix, ..WorkloadOptions::new(seed, WORKLOAD_BYTES) });
     workload.connect(&pair.owner().socket, VOLUME)?;
     let mut rng = Rng::new(seed ^ 0x9a12);
     let mut figures = Figures::default();
@@ -127,9 +133,13 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
                 story.tell(&mut figures)
             }
             What::HandoffKill => killed::round(&mut pair, &mut workload, &mut rng, Midst::Handoff)?,
-            What::TakeoverKill => killed::round(&mut pair, &mut workload, &mut rng, Midst::Takeover)?,
+            What::TakeoverKill => {
+                killed::round(&mut pair, &mut workload, &mut rng, Midst::Takeover)?
+            }
             What::LossKill => killed::round(&mut pair, &mut workload, &mut rng, Midst::Loss)?,
-            What::Guest | What::GuestElsewhere | What::GuestStays => unreachable!("that is for `travel`"),
+            What::Guest | What::GuestElsewhere | What::GuestStays => {
+                unreachable!("that is for `travel`")
+            }
         };
         println!("round {round}: {line}");
     }
@@ -155,7 +165,8 @@ fn travel(pair: &mut Pair, options: &Options) -> Result<(), Box<dyn std::error::
         figures.note("longest write in the guest", moved.longest_write);
         figures.note("99 % of the guest's writes", moved.p99_write);
         let [stopped, longest] = [moved.stopped, moved.longest_write].map(|d| d.as_millis());
-        let came = moved.came.map_or("not".to_owned(), |came| format!("in {} ms", came.as_millis()));
+        let came =
+            moved.came.map_or("not".to_owned(), |came| format!("in {} ms", came.as_millis()));
         moved.came.into_iter().for_each(|came| figures.note("the volume came", came));
         println!(
             "round {round}, to h{to}: the volume came {came}, longest write {longest} ms, stopped {stopped} ms"
@@ -196,7 +207,8 @@ impl Figures {
                 times.len()
             );
         }
-        let of = |what: &str| self.0.iter().find(|(known, _)| *known == what).map(|(_, times)| times);
+        let of =
+            |what: &str| self.0.iter().find(|(known, _)| *known == what).map(|(_, times)| times);
         if let (Some(alone), Some(longest)) = (of(ALONE), of(LONGEST_BACK)) {
             let bound = 3 * at(alone, 990);
             let above = longest.iter().filter(|&&took| took > bound).count();
@@ -246,7 +258,8 @@ impl Story {
         figures.note("pause of acknowledgements after that", paused);
         figures.note("longest that a write waited", longest[0]);
         figures.note(LONGEST_BACK, longest[1]);
-        let [noticed, paused, gone, back] = [noticed, paused, longest[0], longest[1]].map(|d| d.as_millis());
+        let [noticed, paused, gone, back] =
+            [noticed, paused, longest[0], longest[1]].map(|d| d.as_millis());
         format!(
             "noticed after {noticed} ms, paused for {paused} ms, longest write {gone} ms, and {back} ms coming back"
         )
@@ -319,7 +332,12 @@ fn migrate(pair: &mut Pair, workload: &mut Workload, rng: &mut Rng) -> Result<Du
 }
 
 /// The peer goes and comes back.
-fn lose_peer(pair: &mut Pair, workload: &mut Workload, rng: &mut Rng, what: What) -> Result<Story, Error> {
+fn lose_peer(
+    pair: &mut Pair,
+    workload: &mut Workload,
+    rng: &mut Rng,
+    what: What,
+) -> Result<Story, Error> {
     let pause = Duration::from_millis(300 + rng.below(500));
     let mut client = Client::connect(&pair.owner().socket, VOLUME)?;
     let (done, mut writes) = (AtomicBool::new(false), Vec::new());

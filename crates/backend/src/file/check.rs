@@ -10,10 +10,15 @@ use std::path::Path;
 /// Checks the image, its lock and its ownership record, and adds to the report what was found.
 pub(crate) fn check(path: &Path, options: &OpenOptions, report: &mut CheckReport) {
     let size = |image: &Image| {
-        let way = if image.direct { "O_DIRECT" } else { "the page cache (O_DIRECT is not possible there)" };
+        let way = if image.direct {
+            "O_DIRECT"
+        } else {
+            "the page cache (O_DIRECT is not possible there)"
+        };
         format!("{} bytes, through {way}", image.size_bytes)
     };
-    let Some(image) = report.step("image", Image::open(path, options.read_only, Caching::Direct), size)
+    let Some(image) =
+        report.step("image", Image::open(path, options.read_only, Caching::Direct), size)
     else {
         report.skip(&["lock", "ownership"], "the image cannot be opened");
         return;
@@ -35,13 +40,15 @@ pub(crate) fn check(path: &Path, options: &OpenOptions, report: &mut CheckReport
         Ok((located, continuity))
     });
     image.unlock();
-    let found = report.step("ownership", read, |(located, _)| report::describe(located.record.as_ref()));
+    let found =
+        report.step("ownership", read, |(located, _)| report::describe(located.record.as_ref()));
     let Some((located, continuity)) = found else { return };
     if options.read_only {
         report.would.push("lock the image shared and only read it".into());
         return;
     }
-    let generation = located.record.as_ref().map_or(1, |record| record.generation.saturating_add(1));
+    let generation =
+        located.record.as_ref().map_or(1, |record| record.generation.saturating_add(1));
     if let Some(why) = located.forgets() {
         report.warn("identity", why);
     }
@@ -59,7 +66,9 @@ pub(crate) fn check(path: &Path, options: &OpenOptions, report: &mut CheckReport
         report.warn("access", why);
     }
     report.would.push("lock the image".into());
-    report.would.push(format!("write generation {generation} to {}", located.sidecar.path().display()));
+    report
+        .would
+        .push(format!("write generation {generation} to {}", located.sidecar.path().display()));
     report.would.push(continuity.plan());
 }
 

@@ -30,15 +30,18 @@ pub(super) fn now(device: u64) -> Option<Counted> {
     let disk = in_sys(device).canonicalize().ok()?;
     let processors = fs::read_to_string("/proc/cpuinfo").ok()?;
     // Only x86-64 processors report a hypervisor.
-    let virtual_machine =
-        !cfg!(target_arch = "x86_64") || processors.split_whitespace().any(|flag| flag == "hypervisor");
+    let virtual_machine = !cfg!(target_arch = "x86_64")
+        || processors.split_whitespace().any(|flag| flag == "hypervisor");
     let kernel = Kernel { disk, modules: Path::new("/sys/module"), virtual_machine };
     // Read before the counters: whatever this kernel writes from here on is in the counters, and
     // another client that gets the image from here on changes the version.
     let header = match mapped::header_version(&kernel.disk) {
         Some(Ok(version)) => Some(version),
         Some(Err(why)) => {
-            tracing::info!("{}: nobody knows whether other clients write: {why}", kernel.disk.display());
+            tracing::info!(
+                "{}: nobody knows whether other clients write: {why}",
+                kernel.disk.display()
+            );
             return None;
         }
         None => None,
@@ -53,9 +56,11 @@ impl Kernel<'_> {
 
     fn counted(&self, boot_id: String, header: Option<u64>) -> Option<Counted> {
         let is_alone = |directory: &str| {
-            fs::read_dir(self.disk.join(directory)).is_ok_and(|mut entries| entries.next().is_none())
+            fs::read_dir(self.disk.join(directory))
+                .is_ok_and(|mut entries| entries.next().is_none())
         };
-        let is_whole = !self.disk.join("partition").exists() && is_alone("slaves") && is_alone("holders");
+        let is_whole =
+            !self.disk.join("partition").exists() && is_alone("slaves") && is_alone("holders");
         let is_told = header.is_some() || self.is_of_this_machine();
         if !is_whole || !is_told || self.read("queue/iostats")? != "1" {
             return None;
@@ -76,7 +81,8 @@ impl Kernel<'_> {
     /// Whether no other machine can reach the disk: a SATA or NVMe disk with one path to it, in a
     /// machine that is not virtual.
     fn is_of_this_machine(&self) -> bool {
-        let names: Vec<String> = self.disk.iter().map(|part| part.to_string_lossy().into_owned()).collect();
+        let names: Vec<String> =
+            self.disk.iter().map(|part| part.to_string_lossy().into_owned()).collect();
         let Some((_, parents)) = names.split_last() else { return false };
         let on = |kind: &str| parents.iter().any(|parent| is_numbered(parent, kind));
         // With this parameter on, a disk that has several controllers is not found below one of
@@ -141,18 +147,24 @@ mod tests {
             discarded: 24,
             header: None,
         };
-        for place in ["pci0/ata1/host0/target0:0:0/0:0:0:0/block/sda", "pci0/0000:01:00.0/nvme/nvme0/nvme0n1"]
-        {
+        for place in [
+            "pci0/ata1/host0/target0:0:0/0:0:0:0/block/sda",
+            "pci0/0000:01:00.0/nvme/nvme0/nvme0n1",
+        ] {
             assert_eq!(counted(place, &[], false).as_ref(), Some(&found), "{place}");
         }
         let again = Counted { sequence: "6".into(), ..found.clone() };
-        assert!(found.goes_on_from(&found) && !again.goes_on_from(&found), "a disk that was found anew");
+        assert!(
+            found.goes_on_from(&found) && !again.goes_on_from(&found),
+            "a disk that was found anew"
+        );
     }
 
     #[test]
     fn a_mapped_image_is_counted_where_its_header_is_known() {
         const RBD: &str = "rbd/0/block/rbd0";
-        let found = counted_with(RBD, &[], true, Some(7)).expect("counted, in a virtual machine, too");
+        let found =
+            counted_with(RBD, &[], true, Some(7)).expect("counted, in a virtual machine, too");
         let later = Counted { header: Some(8), ..found.clone() };
         assert!(later != found && later.goes_on_from(&found) && !later.has_header_of(&found));
         assert_eq!(counted_with(RBD, &[("holders/dm-0", "")], true, Some(7)), None);

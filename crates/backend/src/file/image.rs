@@ -56,7 +56,11 @@ impl Image {
     }
 
     /// Opens the image and checks that it can be served.
-    pub(super) fn open(path: &Path, read_only: bool, caching: Caching) -> Result<Image, BackendError> {
+    pub(super) fn open(
+        path: &Path,
+        read_only: bool,
+        caching: Caching,
+    ) -> Result<Image, BackendError> {
         let what = path.display().to_string();
         let failed = |e: rustix::io::Errno| open_error(&what, path, read_only, e.into());
         // The kind decides the flags; opening a FIFO or a tape would have effects of its own.
@@ -67,7 +71,9 @@ impl Image {
             // On a device, O_EXCL fails if the device is mounted or claimed.
             FileType::BlockDevice if read_only => OFlags::empty(),
             FileType::BlockDevice => OFlags::EXCL,
-            FileType::Directory => return Err(unfit(&what, "a directory; name a file or a block device")),
+            FileType::Directory => {
+                return Err(unfit(&what, "a directory; name a file or a block device"));
+            }
             _ => return Err(unfit(&what, "neither a file nor a block device")),
         };
         let flags = access | exclusive | OFlags::CLOEXEC;
@@ -90,11 +96,12 @@ impl Image {
                 outcome => break outcome.map_err(failed)?,
             }
         };
-        if !rustix::fs::fstat(&file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == kind) {
+        if !rustix::fs::fstat(&file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == kind)
+        {
             return Err(replaced(&what));
         }
-        let size_bytes =
-            size_of(&file, kind).map_err(|e| BackendError::io(&what, "read the size of the image", e))?;
+        let size_bytes = size_of(&file, kind)
+            .map_err(|e| BackendError::io(&what, "read the size of the image", e))?;
         if size_bytes == 0 {
             return Err(unfit(&what, "empty; give it a size first (truncate -s SIZE)"));
         }
@@ -144,7 +151,8 @@ fn open_error(what: &str, path: &Path, read_only: bool, e: io::Error) -> Backend
             }
         }
         Some(libc::EBUSY) => {
-            let holder = "the device is mounted or used by the kernel (see lsblk); release it first".into();
+            let holder =
+                "the device is mounted or used by the kernel (see lsblk); release it first".into();
             BackendError::Locked { what, holder }
         }
         Some(libc::EROFS) => {

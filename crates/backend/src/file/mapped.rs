@@ -22,7 +22,8 @@ impl Device {
     /// A name that the image or snapshot keeps for as long as it exists, and that no other image or
     /// snapshot gets.
     fn name(&self) -> Option<String> {
-        let (fsid, pool, image) = (self.read("cluster_fsid")?, self.read("pool_id")?, self.read("image_id")?);
+        let (fsid, pool, image) =
+            (self.read("cluster_fsid")?, self.read("pool_id")?, self.read("image_id")?);
         let namespace = self.read("pool_ns").unwrap_or_default();
         let snapshot = self.read("snap_id").unwrap_or_default();
         Some(format!("{fsid}/{pool}/{namespace}/{image}@{snapshot}"))
@@ -32,7 +33,10 @@ impl Device {
     fn is_only(&self) -> Option<bool> {
         let name = self.name()?;
         let devices = fs::read_dir(self.0.parent()?).ok()?.filter_map(Result::ok);
-        Some(devices.filter(|device| Device(device.path()).name().as_ref() == Some(&name)).count() == 1)
+        Some(
+            devices.filter(|device| Device(device.path()).name().as_ref() == Some(&name)).count()
+                == 1,
+        )
     }
 
     fn mapped(&self) -> Option<Mapped> {

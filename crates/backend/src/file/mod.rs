@@ -82,7 +82,8 @@ pub(crate) fn open<T>(
     let notes = image.open_to_others(path).into_iter().collect();
     let Image { what, file, size_bytes, .. } = image;
     let mut backend = FileBackend {
-        ring: Ring::new(file, size_bytes).map_err(|e| BackendError::io(&what, "set up io_uring", e))?,
+        ring: Ring::new(file, size_bytes)
+            .map_err(|e| BackendError::io(&what, "set up io_uring", e))?,
         what,
         size_bytes,
         read_only: options.read_only,
@@ -136,7 +137,12 @@ struct Taken {
 }
 
 /// Checks and takes the ownership of a locked image.
-fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Result<Taken, BackendError> {
+fn take(
+    what: &str,
+    file: &OwnedFd,
+    path: &Path,
+    options: &OpenOptions,
+) -> Result<Taken, BackendError> {
     let (located, _turn) = match options.read_only {
         true => (Located::of(path, file, options.state_dir.as_deref())?, None),
         false => Located::in_turn(path, file, options.state_dir.as_deref())?,
@@ -158,7 +164,8 @@ fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Resul
     let Located { sidecar, record, identity, .. } = located;
     let was_free = record.as_ref().is_none_or(|record| record.state == OwnerState::Clean);
     let taken_at = owner::stamp_now(file).map_err(|e| BackendError::io(what, "stat", e))?;
-    let record = Ownership { image: Some(identity), taken_at, ..Ownership::taken(record.as_ref(), options) };
+    let record =
+        Ownership { image: Some(identity), taken_at, ..Ownership::taken(record.as_ref(), options) };
     // A kill may have come before the last exchange of files was on stable media: the file that is
     // overwritten next must not be the record.
     let _ = sidecar.sync_directory();
@@ -183,7 +190,8 @@ fn check_located(
     if !options.read_only {
         group_redo::check_version(what, &FileShelf::new(sidecar))?;
     }
-    let continuity = owner::continuity(located, cache_uuid, file).of_generation(record.as_ref(), options);
+    let continuity =
+        owner::continuity(located, cache_uuid, file).of_generation(record.as_ref(), options);
     continuity.check_dirty(what, options)?;
     if let (Some(sequence), Some(record)) = (options.sequence, record.as_ref())
         && record.cache_uuid == cache_uuid
@@ -194,7 +202,10 @@ fn check_located(
 }
 
 /// Gives up what a lost cache holds; see [`crate::abandon`].
-pub(crate) fn abandon(path: &Path, state_dir: Option<&Path>) -> Result<Option<Ownership>, BackendError> {
+pub(crate) fn abandon(
+    path: &Path,
+    state_dir: Option<&Path>,
+) -> Result<Option<Ownership>, BackendError> {
     let image = Image::open(path, false, Caching::Direct)?;
     image.lock(false)?;
     let (Located { sidecar, record, .. }, _turn) = Located::in_turn(path, &image.file, state_dir)?;
@@ -281,7 +292,8 @@ impl FileBackend {
     fn start_change(&mut self) {
         let Some((sidecar, record)) = &self.ownership else { return };
         if let Some(change) = self.changes.start(record) {
-            let (sidecar, record, unsure) = (sidecar.clone(), record.clone(), self.changes.is_unsure());
+            let (sidecar, record, unsure) =
+                (sidecar.clone(), record.clone(), self.changes.is_unsure());
             let (sender, outcome) = sync_channel(1);
             let started = self.ring.event().and_then(|event| {
                 let work = move || {
@@ -393,7 +405,9 @@ impl Backend for FileBackend {
             }
             Transfer::Resize { size_bytes } => self.resize(token, size_bytes),
             // Files have no snapshots.
-            Transfer::Snapshot { .. } => self.ring.complete(token, Err(IoError::Errno(libc::ENOTSUP))),
+            Transfer::Snapshot { .. } => {
+                self.ring.complete(token, Err(IoError::Errno(libc::ENOTSUP)))
+            }
             _ if transfer.is_redo() => match &mut self.redo {
                 Some(redo) => redo.submit(token, transfer),
                 None => self.ring.complete(token, Err(IoError::Errno(libc::ENOTSUP))),
@@ -450,11 +464,13 @@ impl Backend for FileBackend {
         if how.clean {
             group_redo::clear(&self.what, &FileShelf::new(&sidecar), record.generation)?;
         }
-        let stamp = owner::stamp(self.ring.file()).map_err(|e| BackendError::io(&self.what, "stat", e))?;
+        let stamp =
+            owner::stamp(self.ring.file()).map_err(|e| BackendError::io(&self.what, "stat", e))?;
         let mut released = record.released(how, stamp);
         if released.superseded.is_none() && released.stamp.is_none() {
-            let device =
-                rustix::fs::fstat(file).map_err(|e| BackendError::io(&self.what, "stat", e))?.st_rdev;
+            let device = rustix::fs::fstat(file)
+                .map_err(|e| BackendError::io(&self.what, "stat", e))?
+                .st_rdev;
             released.counted = counted::now(device);
         }
         // The lock is released with the backend, after the record says how the image was left.
@@ -499,11 +515,17 @@ mod tests {
         fs::File::create(&path).expect("an image").set_len(1 << 20).expect("a size");
         let (ours, other) = ([7; 16], [8; 16]);
         let open = |cache_uuid, generation, dirty| {
-            let options =
-                OpenOptions { cache_uuid, grouped: true, generation, dirty, ..OpenOptions::default() };
+            let options = OpenOptions {
+                cache_uuid,
+                grouped: true,
+                generation,
+                dirty,
+                ..OpenOptions::default()
+            };
             open(&path, &options, Caching::Direct, |_| Ok(())).map(|(opened, ())| opened)
         };
-        let state = || Ownership::from_json("x", &fs::read(&record).expect("a record")).expect("valid");
+        let state =
+            || Ownership::from_json("x", &fs::read(&record).expect("a record")).expect("valid");
         // No header can be written while a directory has the name of its spare file.
         let obstacle = dir.path().join("image.tidepool-redo.new");
         let obstruct = || {
@@ -512,7 +534,8 @@ mod tests {
         };
         let clear = || fs::remove_dir(&obstacle).expect("removed");
         obstruct();
-        let told = open(ours, None, false).map(drop).expect_err("the redo has no header").to_string();
+        let told =
+            open(ours, None, false).map(drop).expect_err("the redo has no header").to_string();
         assert!(told.contains("write the header of its redo"), "{told}");
         assert_eq!(state().state, OwnerState::Clean, "nobody owns it");
         clear();
@@ -521,7 +544,11 @@ mod tests {
         obstruct();
         assert!(open(ours, None, false).is_err());
         let released = state();
-        assert_eq!((released.state, released.generation), (OwnerState::Clean, 3), "a use without a write");
+        assert_eq!(
+            (released.state, released.generation),
+            (OwnerState::Clean, 3),
+            "a use without a write"
+        );
         clear();
         // An image that is this cache's already stays so: it may have what the image lacks.
         let opened = open(ours, None, false).expect("it opens");
@@ -548,12 +575,16 @@ mod tests {
         };
         let notes = || {
             let options = OpenOptions { cache_uuid: [7; 16], ..OpenOptions::default() };
-            let (opened, ()) = open(&path, &options, Caching::Direct, |_| Ok(())).expect("it opens");
+            let (opened, ()) =
+                open(&path, &options, Caching::Direct, |_| Ok(())).expect("it opens");
             opened.notes
         };
-        for (of_directory, of_image, is_named) in
-            [(0o755, 0o644, true), (0o755, 0o600, false), (0o700, 0o666, false), (0o710, 0o640, true)]
-        {
+        for (of_directory, of_image, is_named) in [
+            (0o755, 0o644, true),
+            (0o755, 0o600, false),
+            (0o700, 0o666, false),
+            (0o710, 0o640, true),
+        ] {
             set(dir.path(), of_directory);
             set(&path, of_image);
             let notes = notes();
@@ -567,7 +598,9 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("tidepool-replaced-{}", std::process::id()));
         fs::create_dir_all(&dir).expect("a directory");
         let path = dir.join("image");
-        let image = |path: &Path| fs::File::create(path).expect("an image").set_len(1 << 20).expect("a size");
+        let image = |path: &Path| {
+            fs::File::create(path).expect("an image").set_len(1 << 20).expect("a size")
+        };
         image(&path);
         let options = OpenOptions { cache_uuid: [7; 16], ..OpenOptions::default() };
         let replaced = open(&path, &options, Caching::Direct, |_| {
@@ -576,7 +609,10 @@ mod tests {
             Ok(())
         });
         let told = replaced.map(drop).expect_err("it is another file").to_string();
-        assert!(told.contains("replaced while it was being opened") && !told.contains('\n'), "{told}");
+        assert!(
+            told.contains("replaced while it was being opened") && !told.contains('\n'),
+            "{told}"
+        );
         assert!(!dir.join("image.tidepool").exists(), "nobody owns it");
         fs::remove_dir_all(&dir).expect("removed");
     }

@@ -43,7 +43,11 @@ pub(crate) struct Located {
 
 impl Located {
     /// Finds the record of an opened image.
-    pub(crate) fn of(path: &Path, file: &OwnedFd, state_dir: Option<&Path>) -> Result<Located, BackendError> {
+    pub(crate) fn of(
+        path: &Path,
+        file: &OwnedFd,
+        state_dir: Option<&Path>,
+    ) -> Result<Located, BackendError> {
         let what = path.display();
         let failed = |e: rustix::io::Errno| BackendError::io(&what, "stat", e);
         let stat = rustix::fs::fstat(file).map_err(failed)?;
@@ -114,7 +118,9 @@ impl Located {
         if self.record.is_some() {
             return;
         }
-        for (sidecar, record) in self.perhaps.iter().filter(|(_, record)| record.cache_uuid != cache_uuid) {
+        for (sidecar, record) in
+            self.perhaps.iter().filter(|(_, record)| record.cache_uuid != cache_uuid)
+        {
             tracing::warn!(
                 image = %what,
                 "nothing tells whether this is the device for which cache {} on host {} holds data that is not drained ({})",
@@ -127,7 +133,11 @@ impl Located {
     /// cache may be the device's: a record that is not clean and whose device is not being served.
     /// Its names may even differ. Without dirty data the device is served as one that no cache has
     /// had.
-    pub(crate) fn check_recognised(&self, what: &str, options: &OpenOptions) -> Result<(), BackendError> {
+    pub(crate) fn check_recognised(
+        &self,
+        what: &str,
+        options: &OpenOptions,
+    ) -> Result<(), BackendError> {
         if self.record.is_some() {
             return Ok(());
         }
@@ -182,12 +192,15 @@ impl Located {
             perhaps.push((sidecar, own));
         }
         let listed = || {
-            let paths = perhaps.iter().chain(&others).map(|(one, _)| one.path().display().to_string());
+            let paths =
+                perhaps.iter().chain(&others).map(|(one, _)| one.path().display().to_string());
             paths.collect::<Vec<_>>().join(", ")
         };
         let (chosen, found) = match (record, &perhaps[..]) {
             (_, []) if others.is_empty() => {
-                return refused("no record comes into question for it: no cache holds anything of it".into());
+                return refused(
+                    "no record comes into question for it: no cache holds anything of it".into(),
+                );
             }
             (None, []) => {
                 let why = format!(
@@ -222,7 +235,10 @@ impl Located {
         let _lock = chosen.lock(what, false)?;
         // The record may have changed before the lock was free.
         let Some(found) = chosen.read()?.filter(|now| now.is_of(found)) else {
-            return refused(format!("{} has changed meanwhile; try again", chosen.path().display()));
+            return refused(format!(
+                "{} has changed meanwhile; try again",
+                chosen.path().display()
+            ));
         };
         let now = stamp(file).map_err(|e| BackendError::io(what, "stat", e))?;
         // A user who vouches for the image vouches for its content, so its present state counts.
@@ -277,13 +293,22 @@ fn mounted_by_itself(file: &OwnedFd) -> Option<String> {
 }
 
 /// Finds the record of a device. `earlier` is the name that an earlier release gave the record.
-fn of_device(what: &str, identity: ImageId, dir: &Path, earlier: &Earlier) -> Result<Located, BackendError> {
+fn of_device(
+    what: &str,
+    identity: ImageId,
+    dir: &Path,
+    earlier: &Earlier,
+) -> Result<Located, BackendError> {
     let (mut same, mut perhaps, mut others) = (Vec::new(), Vec::new(), Vec::new());
     for (sidecar, record) in device_records(dir)? {
         match sameness(&record, &identity) {
             Sameness::Same => same.push((sidecar, record)),
-            Sameness::Unknown if record.state != OwnerState::Clean => perhaps.push((sidecar, record)),
-            Sameness::Different if record.state != OwnerState::Clean => others.push((sidecar, record)),
+            Sameness::Unknown if record.state != OwnerState::Clean => {
+                perhaps.push((sidecar, record))
+            }
+            Sameness::Different if record.state != OwnerState::Clean => {
+                others.push((sidecar, record))
+            }
             Sameness::Unknown | Sameness::Different => {}
         }
     }
@@ -331,7 +356,9 @@ fn device_records(dir: &Path) -> Result<Vec<(Sidecar, Ownership)>, BackendError>
         let is_new = name.starts_with(DEVICE_PREFIX);
         let sidecar = Sidecar::among_others(path);
         match sidecar.read() {
-            Ok(Some(record)) if is_new || record.image.as_ref().is_some_and(ImageId::is_of_device) => {
+            Ok(Some(record))
+                if is_new || record.image.as_ref().is_some_and(ImageId::is_of_device) =>
+            {
                 found.push((sidecar, record));
             }
             // Nothing is known about other files there.
@@ -356,7 +383,11 @@ fn earlier_name(device: u64) -> Earlier {
     const CHARS_MAX: usize = 200;
     let sys = in_sys(device);
     let disk = match fs::read_to_string(sys.join("partition")) {
-        Ok(_) => sys.canonicalize().ok().and_then(|p| p.parent().map(Path::to_owned)).unwrap_or(sys.clone()),
+        Ok(_) => sys
+            .canonicalize()
+            .ok()
+            .and_then(|p| p.parent().map(Path::to_owned))
+            .unwrap_or(sys.clone()),
         Err(_) => sys.clone(),
     };
     let of = |files: &[&str]| {
@@ -383,7 +414,8 @@ pub(super) fn stamp(file: &OwnedFd) -> io::Result<Option<ImageStamp>> {
     if let Some(ImageStamp::File { mtime_ns, .. }) = &stamp {
         // A write in the same step of the clock as our own last write would leave no trace, so wait
         // until the step is over.
-        let now_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as i128);
+        let now_ns =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as i128);
         if (now_ns - mtime_ns).unsigned_abs() < TIMESTAMP_STEP.as_nanos() {
             std::thread::sleep(TIMESTAMP_STEP);
             stamp = stamp_now(file)?;
@@ -406,12 +438,22 @@ pub(super) fn stamp_now(file: &OwnedFd) -> io::Result<Option<ImageStamp>> {
 }
 
 /// Why a file as it is now is not as the cache has had it; `None` if nothing indicates that.
-fn displaced(record: &Ownership, identity: &ImageId, now: Option<&ImageStamp>) -> Option<&'static str> {
-    let Some(ImageStamp::File { mtime_ns: then_ns, inode: then_inode, .. }) = &record.taken_at else {
+fn displaced(
+    record: &Ownership,
+    identity: &ImageId,
+    now: Option<&ImageStamp>,
+) -> Option<&'static str> {
+    let Some(ImageStamp::File { mtime_ns: then_ns, inode: then_inode, .. }) = &record.taken_at
+    else {
         return None;
     };
-    let Some(ImageStamp::File { mtime_ns: now_ns, inode: now_inode, .. }) = now else { return None };
-    if record.image.is_some() && sameness(record, identity) == Sameness::Unknown && then_inode != now_inode {
+    let Some(ImageStamp::File { mtime_ns: now_ns, inode: now_inode, .. }) = now else {
+        return None;
+    };
+    if record.image.is_some()
+        && sameness(record, identity) == Sameness::Unknown
+        && then_inode != now_inode
+    {
         return Some("it is another file than this cache has had");
     }
     let why = "it was last written before this cache took it, so that somebody has put it back";
@@ -428,7 +470,9 @@ pub(crate) fn continuity(located: &Located, cache_uuid: Uuid, file: &OwnedFd) ->
     if let Some(known) = Continuity::of_record(record, cache_uuid) {
         return known;
     }
-    let Some(record) = record else { return Continuity::unproven("the image has no ownership record") };
+    let Some(record) = record else {
+        return Continuity::unproven("the image has no ownership record");
+    };
     if let Some(then) =
         record.image.as_ref().filter(|_| sameness(record, &located.identity) == Sameness::Different)
     {
@@ -439,13 +483,19 @@ pub(crate) fn continuity(located: &Located, cache_uuid: Uuid, file: &OwnedFd) ->
         ));
     }
     let now = stamp_now(file);
-    if let Some(why) = displaced(record, &located.identity, now.as_ref().ok().and_then(Option::as_ref)) {
+    if let Some(why) =
+        displaced(record, &located.identity, now.as_ref().ok().and_then(Option::as_ref))
+    {
         let path = &located.identity.name;
-        return Continuity::overwritten(format!("{why} (if it is as it was: tidepool confirm file:{path})"));
+        return Continuity::overwritten(format!(
+            "{why} (if it is as it was: tidepool confirm file:{path})"
+        ));
     }
     match (&record.taken_from, &record.stamp) {
         (None, _) if record.state == OwnerState::Open => {
-            return Continuity::proven("this cache still owns the image, as it did when it was killed");
+            return Continuity::proven(
+                "this cache still owns the image, as it did when it was killed",
+            );
         }
         // A file without a stamp was served until it was taken over. A device never has a stamp, so
         // nothing is known.
@@ -459,11 +509,13 @@ pub(crate) fn continuity(located: &Located, cache_uuid: Uuid, file: &OwnedFd) ->
         // device.
         let counted = rustix::fs::fdatasync(file).and_then(|()| rustix::fs::fstat(file)).ok();
         return match counted.and_then(|stat| counted::now(stat.st_rdev)) {
-            Some(now) if now == *then => {
-                Continuity::proven("the kernel has counted no write to the device since this cache's release")
-            }
+            Some(now) if now == *then => Continuity::proven(
+                "the kernel has counted no write to the device since this cache's release",
+            ),
             Some(now) if now.goes_on_from(then) && !now.has_header_of(then) => {
-                Continuity::overwritten("another client has had the mapped image since this cache's release")
+                Continuity::overwritten(
+                    "another client has had the mapped image since this cache's release",
+                )
             }
             Some(now) if now.goes_on_from(then) => Continuity::overwritten(
                 "the kernel has counted writes to the device since this cache's release",

@@ -69,7 +69,8 @@ impl Ring {
         let ring = IoUring::builder().build(INFLIGHT_MAX as u32)?;
         let event = mailbox::new_eventfd()?;
         ring.submitter().register_eventfd(event.as_raw_fd())?;
-        let elsewhere = rustix::fs::fstatfs(&file).is_ok_and(|found| found.f_type == libc::FUSE_SUPER_MAGIC);
+        let elsewhere =
+            rustix::fs::fstatfs(&file).is_ok_and(|found| found.f_type == libc::FUSE_SUPER_MAGIC);
         let idle = Slot { token: 0, step: Step::Flush, offset: 0, len: 0, done: 0, attempts: 0 };
         Ok(Ring {
             ring,
@@ -244,7 +245,9 @@ impl Ring {
         let slot = &mut self.slots[usize::from(index)];
         if result < 0 {
             match (-result, slot.step) {
-                (libc::EINTR | libc::EAGAIN, _) if slot.attempts < ATTEMPTS_MAX => slot.attempts += 1,
+                (libc::EINTR | libc::EAGAIN, _) if slot.attempts < ATTEMPTS_MAX => {
+                    slot.attempts += 1
+                }
                 (libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV, Step::Punch) => {
                     self.no_punch |= result != -libc::EINVAL;
                     slot.step = Step::Zero;

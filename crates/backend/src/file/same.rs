@@ -80,7 +80,9 @@ fn sequence(device: impl AsFd) -> Option<String> {
     const SEQUENCE: u64 = 0x8008_1280;
     let mut number = 0u64;
     // SAFETY: an open file, and room for the number that the request fills.
-    let result = unsafe { libc::ioctl(device.as_fd().as_raw_fd(), SEQUENCE as libc::Ioctl, &raw mut number) };
+    let result = unsafe {
+        libc::ioctl(device.as_fd().as_raw_fd(), SEQUENCE as libc::Ioctl, &raw mut number)
+    };
     (result == 0).then(|| number.to_string())
 }
 
@@ -88,15 +90,17 @@ fn sequence(device: impl AsFd) -> Option<String> {
 fn of_device(sys: &Path) -> ImageId {
     let mut identity = ImageId::default();
     let resolved = sys.canonicalize().unwrap_or_else(|_| sys.to_owned());
-    identity.name = resolved.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    identity.name =
+        resolved.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let number = |file: &str| read(&sys.join(file))?.parse::<u64>().ok();
     let mut disk = resolved.clone();
     if let Some(partition) = number("partition") {
         identity.partition = Some((partition as u32, number("start").unwrap_or(0)));
         disk = resolved.parent().map_or(disk, Path::to_owned);
         // The uuid that the kernel has read from the partition table.
-        let uuid = read(&sys.join("uevent"))
-            .and_then(|text| text.lines().find_map(|line| line.strip_prefix("PARTUUID=").map(str::to_owned)));
+        let uuid = read(&sys.join("uevent")).and_then(|text| {
+            text.lines().find_map(|line| line.strip_prefix("PARTUUID=").map(str::to_owned))
+        });
         identity.lasting.extend(uuid.map(|uuid| (PARTITION_UUID.to_owned(), uuid)));
     }
     identity.sequence = read_name(&disk.join("diskseq"));
@@ -106,7 +110,9 @@ fn of_device(sys: &Path) -> ImageId {
     };
     identity.lasting.extend(found("md uuid", &["md/uuid"]));
     identity.lasting.extend(found("bcache uuid", &["bcache/backing_dev_uuid"]));
-    identity.lasting.extend(found("dm uuid", &["dm/uuid"]).filter(|(_, uuid)| !is_only_a_name(uuid)));
+    identity
+        .lasting
+        .extend(found("dm uuid", &["dm/uuid"]).filter(|(_, uuid)| !is_only_a_name(uuid)));
     for (kind, files) in [("wwid", WWID_FILES), (SERIAL, SERIAL_FILES)] {
         let Some((kind, name)) = found(kind, &files) else { continue };
         if is_made_of_serial(&kind, &name) && is_of_several(&disk, &files, &name) {
@@ -137,12 +143,17 @@ fn is_made_of_serial(kind: &str, name: &str) -> bool {
 /// Whether another disk of the host has this name, as cheap or virtual disks do.
 fn is_of_several(disk: &Path, files: &[&str], name: &str) -> bool {
     let Ok(disks) = fs::read_dir("/sys/block") else { return false };
-    let others =
-        disks.filter_map(|other| other.ok()?.path().canonicalize().ok()).filter(|other| other != disk);
+    let others = disks
+        .filter_map(|other| other.ok()?.path().canonicalize().ok())
+        .filter(|other| other != disk);
     // The single paths of a disk that the kernel combines by itself are hidden.
-    let mut visible = others.filter(|other| read(&other.join("hidden")).is_none_or(|hidden| hidden == "0"));
+    let mut visible =
+        others.filter(|other| read(&other.join("hidden")).is_none_or(|hidden| hidden == "0"));
     visible.any(|other| {
-        files.iter().find_map(|file| read_name(&other.join(file))).is_some_and(|found| found == name)
+        files
+            .iter()
+            .find_map(|file| read_name(&other.join(file)))
+            .is_some_and(|found| found == name)
     })
 }
 
@@ -150,7 +161,8 @@ fn is_of_several(disk: &Path, files: &[&str], name: &str) -> bool {
 /// device that has no uuid of its own.
 fn is_only_a_name(dm_uuid: &str) -> bool {
     const UUID_DIGITS: usize = 32;
-    let is_uuid = |part: &str| part.len() == UUID_DIGITS && part.chars().all(|c| c.is_ascii_hexdigit());
+    let is_uuid =
+        |part: &str| part.len() == UUID_DIGITS && part.chars().all(|c| c.is_ascii_hexdigit());
     dm_uuid.starts_with("CRYPT-") && !dm_uuid.split('-').any(is_uuid)
 }
 
@@ -158,7 +170,8 @@ fn is_only_a_name(dm_uuid: &str) -> bool {
 fn setup(disk: &Path) -> Option<String> {
     if disk.join("dm").exists() {
         let below = fs::read_dir(disk.join("slaves")).ok()?;
-        let mut numbers: Vec<String> = below.filter_map(|one| read(&one.ok()?.path().join("dev"))).collect();
+        let mut numbers: Vec<String> =
+            below.filter_map(|one| read(&one.ok()?.path().join("dev"))).collect();
         numbers.sort();
         return Some(format!("over {}", numbers.join(" ")));
     }
@@ -173,13 +186,15 @@ fn of_loop(disk: &Path) -> Option<ImageId> {
     let of = |file: &str| read(&disk.join("loop").join(file));
     let (path, offset, limit) = (of("backing_file")?, of("offset")?, of("sizelimit")?);
     let file =
-        rustix::fs::open(&path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        rustix::fs::open(&path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
+            .ok()?;
     let stat = rustix::fs::fstat(&file).ok()?;
     let below = match FileType::from_raw_mode(stat.st_mode) {
         FileType::BlockDevice => of_device(&in_sys(stat.st_rdev)),
         _ => ImageId { lasting: of_file(&file, stat.st_dev).1, ..ImageId::default() },
     };
-    let partition = below.partition.map(|(number, start)| format!(" partition {number} at {start}"));
+    let partition =
+        below.partition.map(|(number, start)| format!(" partition {number} at {start}"));
     let part = format!("{} from {offset} for {limit}", partition.unwrap_or_default());
     let kind = |kind: String| format!("loop {kind}");
     Some(ImageId {
@@ -194,7 +209,8 @@ fn of_loop(disk: &Path) -> Option<ImageId> {
 /// uuid for ever, and by its device number only as long as it is mounted.
 fn of_file(file: impl AsFd, device: u64) -> (Option<String>, BTreeMap<String, String>) {
     let Some(handle) = handle(&file) else { return (None, BTreeMap::new()) };
-    let of = |kind: &str, name: String| (kind.to_owned(), format!("{handle} of file system {name}"));
+    let of =
+        |kind: &str, name: String| (kind.to_owned(), format!("{handle} of file system {name}"));
     let uuid = file_system_uuid(&file).map(|uuid| of("file by uuid", uuid));
     let number = file_system_number(&file).map(|number| of("file by number", number));
     (Some(format!("{handle} of device {device}")), uuid.into_iter().chain(number).collect())
@@ -286,7 +302,9 @@ mod tests {
             sequence: sequence.map(|sequence| sequence.to_string()),
             setup: (has & 4 != 0).then(|| format!("over {number}")),
             partition: (has & 8 != 0).then_some((1, 2048)),
-            lasting: names.map(|(_, (kind, of))| ((*kind).to_owned(), format!("{kind}-{of}"))).collect(),
+            lasting: names
+                .map(|(_, (kind, of))| ((*kind).to_owned(), format!("{kind}-{of}")))
+                .collect(),
             shared: (has & 2 != 0).then(|| SERIAL.to_owned()).into_iter().collect(),
         }
     }
@@ -358,7 +376,8 @@ mod tests {
 
     #[test]
     fn a_name_that_copies_have_too_tells_images_apart_and_never_makes_them_one() {
-        let next_boot = |now: &mut ImageId| (now.boot_id, now.sequence) = ("b".into(), Some("7".into()));
+        let next_boot =
+            |now: &mut ImageId| (now.boot_id, now.sequence) = ("b".into(), Some("7".into()));
         let next_number = |now: &mut ImageId| now.sequence = Some("8".into());
         for kind in [PARTITION_UUID, "loop partition uuid"] {
             assert_eq!(compared(&[(kind, "x")], |_| ()), Sameness::Same);
@@ -381,13 +400,18 @@ mod tests {
     fn a_disk_that_was_set_up_anew_under_its_number_is_known_by_lasting_names_only() {
         let over = |setup: &'static str| move |now: &mut ImageId| now.setup = Some(setup.into());
         let first = |now: &mut ImageId| over("over 8:0")(now);
-        let then = ImageId { boot_id: "a".into(), sequence: Some("7".into()), ..ImageId::default() };
+        let then =
+            ImageId { boot_id: "a".into(), sequence: Some("7".into()), ..ImageId::default() };
         let (mut one, mut other, mut named) = (then.clone(), then.clone(), then.clone());
         first(&mut one);
         over("over 8:16")(&mut other);
         assert_eq!(one.compare(&one), Sameness::Same);
         assert_eq!(one.compare(&other), Sameness::Unknown);
-        assert_eq!(then.compare(&other), Sameness::Same, "an earlier record does not say how it was set up");
+        assert_eq!(
+            then.compare(&other),
+            Sameness::Same,
+            "an earlier record does not say how it was set up"
+        );
         named.lasting.insert("dm uuid".into(), "LVM-1".into());
         let mut moved = named.clone();
         over("over 8:16")(&mut moved);

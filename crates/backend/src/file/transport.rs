@@ -58,9 +58,11 @@ fn of_nvme(disk: &Path) -> Option<&'static str> {
         [("tcp", "NVMe over TCP"), ("rdma", "NVMe over RDMA"), ("fc", "NVMe over Fibre Channel")];
     let device = disk.join("device");
     let controllers = fs::read_dir(&device).into_iter().flatten().flatten().map(|one| one.path());
-    let mut transports =
-        controllers.chain([device]).filter_map(|one| fs::read_to_string(one.join("transport")).ok());
-    transports.find_map(|told| WAYS.iter().find(|(way, _)| told.trim() == *way).map(|(_, way)| *way))
+    let mut transports = controllers
+        .chain([device])
+        .filter_map(|one| fs::read_to_string(one.join("transport")).ok());
+    transports
+        .find_map(|told| WAYS.iter().find(|(way, _)| told.trim() == *way).map(|(_, way)| *way))
 }
 
 #[cfg(test)]
@@ -96,7 +98,10 @@ mod tests {
         for (disk, told) in [
             ("platform/host3/session1/target3:0:0/3:0:0:1/block/sdb", Some("iSCSI")),
             ("pci0/host5/rport-5:0-3/target5:0:3/5:0:3:1/block/sdc", Some("Fibre Channel")),
-            ("pci0/host5/vport-5:0-1/host6/rport-6:0-2/target6:0:0/6:0:0:0/block/sdd", Some("Fibre Channel")),
+            (
+                "pci0/host5/vport-5:0-1/host6/rport-6:0-2/target6:0:0/6:0:0:0/block/sdd",
+                Some("Fibre Channel"),
+            ),
             ("pci0/host0/port-0:0/end_device-0:0/target0:0:0/0:0:0:0/block/sda", Some("SAS")),
             ("virtual/block/nbd3", Some("NBD")),
             ("rbd/0/block/rbd0", Some("RBD")),
@@ -108,7 +113,10 @@ mod tests {
         ] {
             assert_eq!(way(disk, &[]), told, "{disk}");
         }
-        assert_eq!(way("session1/block/sdb/sdb1", &["session1/block/sdb/sdb1/partition=1"]), Some("iSCSI"));
+        assert_eq!(
+            way("session1/block/sdb/sdb1", &["session1/block/sdb/sdb1/partition=1"]),
+            Some("iSCSI")
+        );
     }
 
     #[test]
@@ -121,9 +129,16 @@ mod tests {
             assert_eq!(of_disk(&under("ctl/nvme0/nvme0n1"), LAYERS_MAX), told, "{transport}");
             // A disk that the kernel reaches over several paths is below none of its controllers.
             symlink(under("ctl/nvme0"), under("subsystem/nvme-subsys0/nvme0")).expect("a link");
-            symlink(under("subsystem/nvme-subsys0"), under("subsystem/nvme-subsys0/nvme0n1/device"))
-                .expect("a link");
-            assert_eq!(of_disk(&under("subsystem/nvme-subsys0/nvme0n1"), LAYERS_MAX), told, "{transport}");
+            symlink(
+                under("subsystem/nvme-subsys0"),
+                under("subsystem/nvme-subsys0/nvme0n1/device"),
+            )
+            .expect("a link");
+            assert_eq!(
+                of_disk(&under("subsystem/nvme-subsys0/nvme0n1"), LAYERS_MAX),
+                told,
+                "{transport}"
+            );
         }
     }
 
@@ -136,10 +151,12 @@ mod tests {
             "ata1/block/sda",
         ]);
         let under = |path: &str| root.path().join(path);
-        symlink(under("virtual/block/dm-0"), under("virtual/block/dm-1/slaves/dm-0")).expect("a link");
+        symlink(under("virtual/block/dm-0"), under("virtual/block/dm-1/slaves/dm-0"))
+            .expect("a link");
         symlink(under("ata1/block/sda"), under("virtual/block/dm-0/slaves/sda")).expect("a link");
         assert_eq!(of_disk(&under("virtual/block/dm-1"), LAYERS_MAX), None);
-        symlink(under("host3/session1/block/sdb"), under("virtual/block/dm-0/slaves/sdb")).expect("a link");
+        symlink(under("host3/session1/block/sdb"), under("virtual/block/dm-0/slaves/sdb"))
+            .expect("a link");
         assert_eq!(of_disk(&under("virtual/block/dm-1"), LAYERS_MAX), Some("iSCSI"));
     }
 }

@@ -52,10 +52,13 @@ fn describe(terms: &Terms) -> String {
 fn features(terms: &Terms, report: &mut CheckReport) {
     match terms.flush {
         true => report.ok("flush", "offered"),
-        false => report.warn("flush", "not offered: what the server has answered counts as durable"),
+        false => {
+            report.warn("flush", "not offered: what the server has answered counts as durable")
+        }
     }
     match terms.zeroes {
         true => report.ok("zeroes", "offered"),
-        false => report.warn("zeroes", "not offered: discards are written as zeroes and give no space back"),
+        false => report
+            .warn("zeroes", "not offered: discards are written as zeroes and give no space back"),
     }
 }

@@ -261,7 +261,8 @@ impl<'a> Link<'a> {
             }
         }
         self.settle()?;
-        let room = self.connection.as_ref().is_some_and(|connection| connection.pipeline.room() > 0);
+        let room =
+            self.connection.as_ref().is_some_and(|connection| connection.pipeline.room() > 0);
         Ok(more || room && self.slots.is_waiting())
     }
 
@@ -422,7 +423,9 @@ impl<'a> Link<'a> {
             ));
         }
         if self.writable && terms.read_only {
-            return Some(format!("{what}: it is read-only now: its transfers fail until it can be written"));
+            return Some(format!(
+                "{what}: it is read-only now: its transfers fail until it can be written"
+            ));
         }
         None
     }
@@ -469,8 +472,12 @@ impl<'a> Link<'a> {
         let mut timeout = None;
         match &self.connection {
             Some(connection) => {
-                let sending = if connection.out.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
-                polled.push(PollFd::from_borrowed_fd(connection.stream.as_fd(), PollFlags::IN | sending));
+                let sending =
+                    if connection.out.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
+                polled.push(PollFd::from_borrowed_fd(
+                    connection.stream.as_fd(),
+                    PollFlags::IN | sending,
+                ));
             }
             None => {
                 let left = self.retry_at.saturating_duration_since(Instant::now());

@@ -12,7 +12,9 @@ mod owner;
 mod place;
 mod slots;
 
-use crate::api::{Backend, INFLIGHT_MAX, Layout, OpenOptions, Opened, Peer, Release, TakeOver, Transfer};
+use crate::api::{
+    Backend, INFLIGHT_MAX, Layout, OpenOptions, Opened, Peer, Release, TakeOver, Transfer,
+};
 use crate::error::BackendError;
 use crate::mailbox;
 use crate::record::{Continuity, OwnerState, Ownership};
@@ -99,7 +101,10 @@ pub(crate) fn look(uri: &NbdUri, state_dir: Option<&Path>) -> Result<Remains, Ba
 }
 
 /// Gives up what a lost cache holds; see [`crate::abandon`]. The server need not run.
-pub(crate) fn abandon(uri: &NbdUri, state_dir: Option<&Path>) -> Result<Option<Ownership>, BackendError> {
+pub(crate) fn abandon(
+    uri: &NbdUri,
+    state_dir: Option<&Path>,
+) -> Result<Option<Ownership>, BackendError> {
     let sidecar = owner::sidecar(uri, state_dir);
     let _lock = sidecar.lock(&uri.to_string(), false)?;
     let Some(before) = sidecar.read()?.filter(|record| record.state != OwnerState::Clean) else {
@@ -118,12 +123,19 @@ pub(crate) fn take_over(uri: &NbdUri, how: &TakeOver) -> Result<Ownership, Backe
 
 impl NbdBackend {
     /// Checks and takes the ownership of a locked export.
-    fn take(&self, sidecar: Sidecar, options: &OpenOptions) -> Result<(u64, Continuity), BackendError> {
+    fn take(
+        &self,
+        sidecar: Sidecar,
+        options: &OpenOptions,
+    ) -> Result<(u64, Continuity), BackendError> {
         let what = &self.place.what;
         let record = sidecar.read()?;
         let continuity = owner::check(what, record.as_ref(), options)?;
         if self.read_only {
-            return Ok((0, Continuity::unproven("the export is opened read-only, without ownership")));
+            return Ok((
+                0,
+                Continuity::unproven("the export is opened read-only, without ownership"),
+            ));
         }
         let record = Ownership::taken(record.as_ref(), options);
         let generation = record.generation;
@@ -184,7 +196,9 @@ impl Backend for NbdBackend {
     unsafe fn submit(&mut self, token: u64, transfer: Transfer) {
         assert!(self.inflight < INFLIGHT_MAX, "more than {INFLIGHT_MAX} transfers in flight");
         self.inflight += 1;
-        if transfer.is_redo() || matches!(transfer, Transfer::Snapshot { .. } | Transfer::Resize { .. }) {
+        if transfer.is_redo()
+            || matches!(transfer, Transfer::Snapshot { .. } | Transfer::Resize { .. })
+        {
             // There is no place beside an export, and NBD has no request for these.
             return self.complete(token, Err(IoError::Errno(libc::ENOTSUP)));
         }
@@ -254,7 +268,9 @@ impl Backend for NbdBackend {
                 why: "its server has not confirmed that everything is on stable media; it stays owned by this cache".into(),
             });
         }
-        let Some(Held { sidecar, mut record, unsure }) = self.shared.held().take() else { return Ok(()) };
+        let Some(Held { sidecar, mut record, unsure }) = self.shared.held().take() else {
+            return Ok(());
+        };
         if unsure && let Some(found) = sidecar.read()?.filter(|found| found.is_of(&record)) {
             record = record.with_peer(found.peer);
         }

@@ -105,7 +105,9 @@ impl Outgoing {
             let bytes = match segment {
                 Segment::Header(bytes) => &bytes[..],
                 // SAFETY: the caller that queued it keeps the memory unchanged until it is sent.
-                Segment::Memory { ptr, len, .. } => unsafe { std::slice::from_raw_parts(*ptr, *len) },
+                Segment::Memory { ptr, len, .. } => unsafe {
+                    std::slice::from_raw_parts(*ptr, *len)
+                },
                 Segment::Zeroes { len } => &self.zeroes[..*len],
             };
             let skip = if n == 0 { self.sent } else { 0 };

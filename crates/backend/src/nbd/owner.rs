@@ -57,9 +57,9 @@ fn continuity(record: Option<&Ownership>, cache_uuid: Uuid) -> Continuity {
         return known;
     }
     match record.map(|record| record.state) {
-        Some(OwnerState::Clean) => {
-            Continuity::overwritten("others were free to write to the export since this cache's release")
-        }
+        Some(OwnerState::Clean) => Continuity::overwritten(
+            "others were free to write to the export since this cache's release",
+        ),
         Some(OwnerState::Open) => Continuity::unproven(
             "this cache still owns the export, but its server tells nothing about others",
         ),

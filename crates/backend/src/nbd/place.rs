@@ -47,11 +47,14 @@ impl Place {
 
     fn try_connect(&self) -> Result<(Stream, Negotiated), ClientError> {
         let mut stream = Stream::connect_within(&self.uri, ANSWER_WAIT)?;
-        let timeout = |source| ClientError::Io { what: "set a timeout for", at: String::new(), source };
+        let timeout =
+            |source| ClientError::Io { what: "set a timeout for", at: String::new(), source };
         stream.set_timeout(Some(ANSWER_WAIT)).map_err(timeout)?;
         let deadline = Instant::now() + ANSWER_WAIT;
-        let wanted =
-            Wanted { contexts: vec![Context::Allocation.name().into()], ..Wanted::new(&self.uri.export) };
+        let wanted = Wanted {
+            contexts: vec![Context::Allocation.name().into()],
+            ..Wanted::new(&self.uri.export)
+        };
         let negotiated = negotiate(&mut stream, wanted, Some(deadline))?;
         Ok((stream, negotiated))
     }
@@ -117,7 +120,10 @@ impl Terms {
     }
 
     /// Another connection to the server. It fails if the server offers other terms now.
-    pub(super) fn connect_again(&self, place: &Place) -> Result<(Stream, Negotiated), BackendError> {
+    pub(super) fn connect_again(
+        &self,
+        place: &Place,
+    ) -> Result<(Stream, Negotiated), BackendError> {
         let (stream, negotiated) = place.connect()?;
         if Terms::of(place, &negotiated)? != *self {
             let why = "its server offers something else than a moment ago; try again".into();
@@ -127,7 +133,11 @@ impl Terms {
     }
 
     /// Refuses a read-only export if it is to be written.
-    pub(super) fn check_writable(&self, place: &Place, options: &OpenOptions) -> Result<(), BackendError> {
+    pub(super) fn check_writable(
+        &self,
+        place: &Place,
+        options: &OpenOptions,
+    ) -> Result<(), BackendError> {
         if self.read_only && !options.read_only {
             return Err(BackendError::Denied {
                 what: place.what.clone(),

@@ -15,7 +15,8 @@ use std::io;
 
 /// Refuses an image that its owner or another client still has open or locked.
 pub(super) fn check_abandoned(place: &Place, survey: &Survey) -> Result<(), BackendError> {
-    let Some(record) = survey.record.as_ref().filter(|record| record.state != OwnerState::Clean) else {
+    let Some(record) = survey.record.as_ref().filter(|record| record.state != OwnerState::Clean)
+    else {
         return Ok(());
     };
     survey.refuse_live(place, record)?;

@@ -231,8 +231,8 @@ mod tests {
         let protocol = prop_oneof![Just(""), Just("v1:"), Just("v2:"), Just("any:"), Just("cidr:")];
         let part = (protocol, ip, port, number)
             .prop_map(|(protocol, ip, port, nonce)| format!("{protocol}{ip}:{port}/{nonce}"));
-        let vector =
-            proptest::collection::vec(part.clone(), 1..4).prop_map(|parts| format!("[{}]", parts.join(",")));
+        let vector = proptest::collection::vec(part.clone(), 1..4)
+            .prop_map(|parts| format!("[{}]", parts.join(",")));
         prop_oneof![part, vector, any::<String>()]
     }
 

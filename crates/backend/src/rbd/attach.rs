@@ -87,8 +87,16 @@ pub(super) fn attach(site: &Site, options: &OpenOptions) -> Result<Attached, Bac
         Ok((record, continuity)) => {
             let attachment = Attachment { client: client.clone(), cookie: taken.locker.cookie };
             let Survey { facts, owner, .. } = survey;
-            let mut attached =
-                Attached { image: taken.image, facts, owner, record, continuity, attachment, guarded, notes };
+            let mut attached = Attached {
+                image: taken.image,
+                facts,
+                owner,
+                record,
+                continuity,
+                attachment,
+                guarded,
+                notes,
+            };
             if let Some(snapshot) = &options.roll_back {
                 attached.roll_back(&spot, snapshot, before.rollback.is_some() || before.hides)?;
             }
@@ -109,7 +117,11 @@ fn examine(site: &Site, options: &OpenOptions) -> Result<Examined, BackendError>
     let mut survey = Survey::take(site)?;
     survey.check_kind(place)?;
     survey.drop_unfit_claims(place);
-    if options.roll_back.as_ref().is_some_and(|snapshot| options.dirty || !Ownership::can_name(snapshot)) {
+    if options
+        .roll_back
+        .as_ref()
+        .is_some_and(|snapshot| options.dirty || !Ownership::can_name(snapshot))
+    {
         let why = "to be rolled back it must have everything in the image, and the snapshot a printable name";
         return Err(BackendError::Unsupported { what: place.what.clone(), why: why.into() });
     }
@@ -136,7 +148,8 @@ fn examine(site: &Site, options: &OpenOptions) -> Result<Examined, BackendError>
         record.check_known(&place.what, options)?;
         check_cache(site, &survey, record, options)?;
     }
-    let continuity = survey.continuity(cache_uuid, &holder).of_generation(survey.record.as_ref(), options);
+    let continuity =
+        survey.continuity(cache_uuid, &holder).of_generation(survey.record.as_ref(), options);
     continuity.check_dirty(&place.what, options)?;
     let own_address = site.cluster.address().map_err(site.failed("read the client's address"))?;
     let client = address::plain(&own_address);
@@ -163,11 +176,15 @@ fn claim(
     let mut record = before.renewed();
     if record.cache_uuid != cache_uuid {
         let clients = record.clients.kept_away();
-        record = Ownership { clients, ..Ownership::new(before.generation, cache_uuid, OwnerState::Clean) };
+        record = Ownership {
+            clients,
+            ..Ownership::new(before.generation, cache_uuid, OwnerState::Clean)
+        };
     }
     // The claim of the client that holds the lock must stay in the record.
-    let locks =
-        |claim: &str| survey.locker.as_ref().is_some_and(|locker| address::same(&locker.address, claim));
+    let locks = |claim: &str| {
+        survey.locker.as_ref().is_some_and(|locker| address::same(&locker.address, claim))
+    };
     record.clients.claim(client, locks);
     survey.owner.swap(pool, &record)?;
     Ok((before, record))
@@ -232,16 +249,19 @@ impl Spot<'_> {
     ) -> Result<(), BackendError> {
         let own = survey.own_clients(options);
         // A client that had the image open before has seen the guard, or would have been refused.
-        let known = own.iter().chain(&survey.facts.watchers).map(String::as_str).chain([self.client]);
+        let known =
+            own.iter().chain(&survey.facts.watchers).map(String::as_str).chain([self.client]);
         let watchers = image.watchers().map_err(self.failed("list who has the image open"))?;
-        let newcomer = |watcher: &&String| !known.clone().any(|client| address::same(client, watcher));
+        let newcomer =
+            |watcher: &&String| !known.clone().any(|client| address::same(client, watcher));
         let newcomers: Vec<&str> = watchers.iter().filter(newcomer).map(String::as_str).collect();
         if newcomers.is_empty() {
             return Ok(());
         }
         let who = newcomers.join(", ");
-        let holder =
-            format!("just opened for writing by {who}; stop that client, or try again when it has ended");
+        let holder = format!(
+            "just opened for writing by {who}; stop that client, or try again when it has ended"
+        );
         Err(BackendError::Locked { what: self.site.place.what.clone(), holder })
     }
 
@@ -249,7 +269,8 @@ impl Spot<'_> {
         if e.raw_os_error() != Some(libc::ENOENT) {
             return self.failed("look for the snapshot")(e);
         }
-        let why = format!("no such snapshot; see what there is: rbd snap ls {}", self.site.place.head);
+        let why =
+            format!("no such snapshot; see what there is: rbd snap ls {}", self.site.place.head);
         BackendError::NotFound { what: format!("{}@{snapshot}", self.site.place.what), why }
     }
 
@@ -278,6 +299,8 @@ pub(super) fn check_cache(
     options: &OpenOptions,
 ) -> Result<(), BackendError> {
     let uuid = Uuid::from_bytes(options.cache_uuid);
-    let Some(sequence) = options.sequence.filter(|_| record.cache_uuid == uuid) else { return Ok(()) };
+    let Some(sequence) = options.sequence.filter(|_| record.cache_uuid == uuid) else {
+        return Ok(());
+    };
     redo::check_cache(&site.place.what, &site.shelf(&survey.facts.id)?, record, sequence)
 }

@@ -91,8 +91,8 @@ pub(super) struct RbdBackend {
 }
 
 impl RbdBackend {
-    /// The backend of an open image, or of its snapshot with this number. `held` if it is opened for
-    /// writing.
+    /// The backend of an open image, or of its snapshot with this number. `held` if it is opened
+    /// for writing.
     pub(super) fn start(
         site: Site,
         image: Image,
@@ -100,7 +100,8 @@ impl RbdBackend {
         held: Option<Held>,
         snapshot: Option<u64>,
     ) -> Result<RbdBackend, BackendError> {
-        let failed = |e: std::io::Error| BackendError::io(&site.place.what, "set up its transfers", e);
+        let failed =
+            |e: std::io::Error| BackendError::io(&site.place.what, "set up its transfers", e);
         // No other client writes to an image that is held and guarded, or to a snapshot. For any
         // other image, the layout may change later.
         let stays = snapshot.is_some() || held.is_some() && facts.can_guard();
@@ -157,7 +158,12 @@ impl RbdBackend {
     }
 
     /// Handles librbd's return value for a slot.
-    fn settle(&mut self, index: u16, result: isize, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+    fn settle(
+        &mut self,
+        index: u16,
+        result: isize,
+        done: &mut dyn FnMut(u64, Result<(), IoError>),
+    ) {
         match self.io.advance(index, result) {
             Outcome::Finished(token, result) => {
                 match result {
@@ -214,7 +220,10 @@ impl RbdBackend {
     /// Starts to replace the handle that parked transfers wait for, once nothing else uses it.
     pub(super) fn start_retake(&mut self) {
         // All of these threads read the record, so they run one after the other.
-        if self.parked.is_empty() && !self.stale || self.is_busy() || self.parked.len() < self.io.inflight() {
+        if self.parked.is_empty() && !self.stale
+            || self.is_busy()
+            || self.parked.len() < self.io.inflight()
+        {
             return;
         }
         let Some(held) = self.held.as_ref() else { return };
@@ -272,7 +281,9 @@ impl RbdBackend {
             }
             return;
         }
-        let (Some(change), Some(held), Some(image)) = (&mut self.change, &self.held, &self.io.image) else {
+        let (Some(change), Some(held), Some(image)) =
+            (&mut self.change, &self.held, &self.io.image)
+        else {
             return;
         };
         if busy {
@@ -296,13 +307,20 @@ impl RbdBackend {
     }
 
     /// Ends a change of the image, or lets it wait for a handle that can write.
-    fn changed(&mut self, outcome: Result<(), IoError>, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+    fn changed(
+        &mut self,
+        outcome: Result<(), IoError>,
+        done: &mut dyn FnMut(u64, Result<(), IoError>),
+    ) {
         let change = self.change.as_mut().expect("the image was being changed");
         if let Some(thread) = change.thread.take() {
             let _ = thread.join();
         }
         self.fenced |= outcome == Err(IoError::Fenced);
-        if outcome == Err(IoError::Errno(libc::EROFS)) && self.retakes < RETAKES_MAX && !self.closing {
+        if outcome == Err(IoError::Errno(libc::EROFS))
+            && self.retakes < RETAKES_MAX
+            && !self.closing
+        {
             self.stale = true;
             return;
         }
@@ -392,8 +410,10 @@ impl Backend for RbdBackend {
     }
 
     unsafe fn submit(&mut self, token: u64, transfer: Transfer) {
-        let writes = !matches!(transfer, Transfer::Read { .. } | Transfer::Flush | Transfer::Disown);
-        let superseded = self.held.as_ref().is_none_or(|held| held.claim.record.superseded.is_some());
+        let writes =
+            !matches!(transfer, Transfer::Read { .. } | Transfer::Flush | Transfer::Disown);
+        let superseded =
+            self.held.as_ref().is_none_or(|held| held.claim.record.superseded.is_some());
         if transfer == Transfer::Disown && !self.fenced {
             if superseded {
                 return self.io.complete(token, Ok(()));
@@ -436,7 +456,12 @@ impl Backend for RbdBackend {
         self.io.mailbox().wake();
     }
 
-    fn change_snapshot(&mut self, token: u64, name: &str, change: SnapshotChange) -> Result<(), IoError> {
+    fn change_snapshot(
+        &mut self,
+        token: u64,
+        name: &str,
+        change: SnapshotChange,
+    ) -> Result<(), IoError> {
         if self.fenced {
             return Err(IoError::Fenced);
         }
@@ -517,7 +542,8 @@ impl Backend for RbdBackend {
             let others = |image: &Arc<Image>| image.watchers().map(|found| found.iter().all(ours));
             let nobody_waits =
                 image.as_ref().map(others).transpose().map_err(failed("list who has it open"))?;
-            alone = nobody_waits == Some(true) && read_locker()?.is_some_and(|locker| ours(&locker.address));
+            alone = nobody_waits == Some(true)
+                && read_locker()?.is_some_and(|locker| ours(&locker.address));
         }
         // Closing releases the lock, in whatever state librbd has it.
         drop(image);

@@ -122,9 +122,9 @@ impl Seen {
             missing.map(|snapshot| snapshot.name.clone()).collect()
         };
         let come = missing(&after.snapshots, &self.snapshots).into_iter();
-        found.extend(
-            come.map(|name| format!("the snapshots: {name} has come, and lacks what is in the cache alone")),
-        );
+        found.extend(come.map(|name| {
+            format!("the snapshots: {name} has come, and lacks what is in the cache alone")
+        }));
         let gone = missing(&self.snapshots, &after.snapshots).into_iter();
         found.extend(gone.map(|name| format!("the snapshots: {name} is gone")));
         found
@@ -133,7 +133,9 @@ impl Seen {
     /// Whether the image has another size that we have not given it.
     fn is_resized(&self, after: &Seen, own: Option<&Change>) -> bool {
         match own {
-            Some(Change::Size(size_bytes)) => ![self.size_bytes, *size_bytes].contains(&after.size_bytes),
+            Some(Change::Size(size_bytes)) => {
+                ![self.size_bytes, *size_bytes].contains(&after.size_bytes)
+            }
             Some(_) => self.size_bytes != after.size_bytes,
             None => false,
         }
@@ -173,10 +175,13 @@ impl Spot<'_> {
     ) -> Result<T, BackendError> {
         let watchers = || image.watchers().map_err(self.failed("list who has the image open"));
         let before = watchers()?;
-        guard::pause(&self.site.pool, self.header).map_err(self.failed("lift the guard of the image"))?;
+        guard::pause(&self.site.pool, self.header)
+            .map_err(self.failed("lift the guard of the image"))?;
         reached(Point::Exposed)?;
         let done = work();
-        self.until_done("guard the image again", || guard::set(&self.site.pool, self.header).map(drop))?;
+        self.until_done("guard the image again", || {
+            guard::set(&self.site.pool, self.header).map(drop)
+        })?;
         let is_known = |watcher: &String| before.iter().any(|known| address::same(known, watcher));
         if !watchers().is_ok_and(|after| after.iter().all(is_known)) {
             // A client that has opened the image in that moment has not seen the guard; a
@@ -202,7 +207,11 @@ impl Spot<'_> {
     /// Makes the handle read the image's header again, while the guard is lifted. Without a guard
     /// the handle may read the header at any time.
     fn look(&self, image: &Image) -> Result<Facts, BackendError> {
-        if self.guarded { self.bare(image, || self.read_again(image)) } else { self.read_again(image) }
+        if self.guarded {
+            self.bare(image, || self.read_again(image))
+        } else {
+            self.read_again(image)
+        }
     }
 
     /// Forbids changes of the image, and makes our handle read that, because other clients pass
@@ -304,17 +313,25 @@ impl Attached {
         })?;
         reached(Point::Finished)?;
         self.facts = spot.look(&self.image)?;
-        self.continuity = Continuity::unproven(format!("the image is rolled back to snapshot {snapshot}"));
+        self.continuity =
+            Continuity::unproven(format!("the image is rolled back to snapshot {snapshot}"));
         Ok(())
     }
 
-    fn change_back(&mut self, spot: &Spot<'_>, snapshot: &str, again: bool) -> Result<(), BackendError> {
+    fn change_back(
+        &mut self,
+        spot: &Spot<'_>,
+        snapshot: &str,
+        again: bool,
+    ) -> Result<(), BackendError> {
         let Site { place, pool, cluster } = spot.site;
         // All data is in the image, and the redo must not be written over the image after the
         // rollback.
         let shelf = spot.site.shelf(&self.facts.id)?;
         redo::clear(&place.what, &shelf, self.record.generation)?;
-        cluster.wait_forever().map_err(|e| BackendError::io(&place.what, "wait for the cluster", e))?;
+        cluster
+            .wait_forever()
+            .map_err(|e| BackendError::io(&place.what, "wait for the cluster", e))?;
         reached(Point::Marked)?;
         let image = &self.image;
         if again && self.facts.features & FEATURE_OBJECT_MAP != 0 {
@@ -322,7 +339,8 @@ impl Attached {
             // It changes the image's map to the snapshot's before it looks at the objects. So after
             // a kill in between, the image's map lacks the objects that were created since the
             // snapshot.
-            let rebuild = || image.rebuild_object_map().map_err(spot.failed("rebuild the object map"));
+            let rebuild =
+                || image.rebuild_object_map().map_err(spot.failed("rebuild the object map"));
             spot.under_guard(image, rebuild)?;
             spot.look(image)?;
         }

@@ -83,7 +83,9 @@ fn has_rights(site: &Site, options: &OpenOptions, report: &mut CheckReport) -> b
 fn check_snapshot(site: &Site, snapshot: &str, report: &mut CheckReport) {
     let facts = site.open(Access::Snapshot(snapshot)).and_then(|image| image.facts());
     let facts = facts.map_err(site.failed("open the snapshot"));
-    report.step("snapshot", facts, |facts| format!("of image {}, {} bytes", facts.id, facts.size_bytes));
+    report.step("snapshot", facts, |facts| {
+        format!("of image {}, {} bytes", facts.id, facts.size_bytes)
+    });
     report.would.push("open the snapshot read-only".into());
 }
 
@@ -155,7 +157,9 @@ fn standing_fences(cluster: &Cluster, record: Option<&Ownership>) -> Vec<Fenced>
 fn describe(holder: &Holder) -> String {
     match holder {
         Holder::Nobody => "free".into(),
-        Holder::OurDead(locker) => format!("held by this cache's killed process ({})", locker.address),
+        Holder::OurDead(locker) => {
+            format!("held by this cache's killed process ({})", locker.address)
+        }
         Holder::Gone(locker) => {
             format!("left behind by {} at {}, which is gone", locker.client, locker.address)
         }
@@ -169,7 +173,9 @@ fn plan(survey: &Survey, holder: &Holder, continuity: &Continuity, report: &mut 
     let would = &mut report.would;
     if let Some(record) = survey.record.as_ref().filter(|record| record.state == OwnerState::Open) {
         let who = if record.taken_from.is_some() { "former owner" } else { "killed process" };
-        would.extend(record.clients.owner.iter().map(|client| format!("fence the {who} at {client}")));
+        would.extend(
+            record.clients.owner.iter().map(|client| format!("fence the {who} at {client}")),
+        );
     }
     match holder {
         Holder::OurDead(locker) => would.push(format!("break the lock of {}", locker.client)),

@@ -7,8 +7,8 @@ use crate::error::BackendError;
 use crate::record::Ownership;
 use std::sync::Arc;
 
-/// What the owner of an image needs to replace its handle, to change the image or its record, and to
-/// release it.
+/// What the owner of an image needs to replace its handle, to change the image or its record, and
+/// to release it.
 #[derive(Clone)]
 pub(super) struct Claim {
     pub(super) cluster: Arc<Cluster>,

@@ -62,8 +62,12 @@ impl Blocklisted {
         let (hours, minutes) = (number(offset + 1, offset + 3)?, number(offset + 3, offset + 5)?);
         // Days since 1970, counted in years that begin with March.
         let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-        let days = year * 365 + year / 4 - year / 100 + year / 400 + (month * 153 + 2) / 5 + day - 719_469;
-        Some(days * 86_400 + hour * 3600 + minute * 60 + second - sign * (hours * 3600 + minutes * 60))
+        let days =
+            year * 365 + year / 4 - year / 100 + year / 400 + (month * 153 + 2) / 5 + day - 719_469;
+        Some(
+            days * 86_400 + hour * 3600 + minute * 60 + second
+                - sign * (hours * 3600 + minutes * 60),
+        )
     }
 }
 
@@ -111,7 +115,8 @@ impl Cluster {
         let cluster = Cluster { libraries, handle, what: what.to_owned(), user };
         cluster.configure(conf)?;
         // SAFETY: a created and configured handle.
-        check(unsafe { (libraries.rados.rados_connect)(handle) }).map_err(|e| cluster.connect_error(e))?;
+        check(unsafe { (libraries.rados.rados_connect)(handle) })
+            .map_err(|e| cluster.connect_error(e))?;
         Ok(cluster)
     }
 
@@ -121,9 +126,11 @@ impl Cluster {
         // SAFETY: a created handle, and a C string or null for the usual places.
         let read = unsafe { (self.libraries.rados.rados_conf_read_file)(self.handle, path_ptr) };
         if let Err(e) = check(read) {
-            let place =
-                conf.map_or("in $CEPH_CONF or /etc/ceph/ceph.conf".into(), |path| path.display().to_string());
-            let why = format!("no usable Ceph configuration {place} ({e}); name one with ?conf=PATH");
+            let place = conf.map_or("in $CEPH_CONF or /etc/ceph/ceph.conf".into(), |path| {
+                path.display().to_string()
+            });
+            let why =
+                format!("no usable Ceph configuration {place} ({e}); name one with ?conf=PATH");
             return Err(BackendError::Unavailable { what: self.what.clone(), why });
         }
         // SAFETY: a created handle; null stands for CEPH_ARGS.
@@ -151,8 +158,10 @@ impl Cluster {
 
     fn set(&self, option: &CStr, value: &CStr) -> io::Result<()> {
         // SAFETY: a created handle and two C strings.
-        check(unsafe { (self.libraries.rados.rados_conf_set)(self.handle, option.as_ptr(), value.as_ptr()) })
-            .map(|_| ())
+        check(unsafe {
+            (self.libraries.rados.rados_conf_set)(self.handle, option.as_ptr(), value.as_ptr())
+        })
+        .map(|_| ())
     }
 
     fn connect_error(&self, e: io::Error) -> BackendError {
@@ -166,11 +175,15 @@ impl Cluster {
                 BackendError::Denied { what, why }
             }
             Some(libc::ETIMEDOUT) => {
-                let why =
-                    format!("no monitor answers within {OPEN_TIMEOUT_S} s; check `mon host` and the network");
+                let why = format!(
+                    "no monitor answers within {OPEN_TIMEOUT_S} s; check `mon host` and the network"
+                );
                 BackendError::Unavailable { what, why }
             }
-            _ => BackendError::Unavailable { what, why: format!("the cluster cannot be reached: {e}") },
+            _ => BackendError::Unavailable {
+                what,
+                why: format!("the cluster cannot be reached: {e}"),
+            },
         }
     }
 
@@ -194,7 +207,11 @@ impl Cluster {
         let mut fsid = [0u8; 64];
         // SAFETY: a connected handle, a buffer with its length.
         let fsid_bytes = unsafe {
-            (self.libraries.rados.rados_cluster_fsid)(self.handle, fsid.as_mut_ptr().cast(), fsid.len())
+            (self.libraries.rados.rados_cluster_fsid)(
+                self.handle,
+                fsid.as_mut_ptr().cast(),
+                fsid.len(),
+            )
         };
         check(fsid_bytes)?;
         let fsid = CStr::from_bytes_until_nul(&fsid).map_err(io::Error::other)?;
@@ -207,12 +224,17 @@ impl Cluster {
         loop {
             // SAFETY: a connected handle, a buffer with its length.
             let needed = check(unsafe {
-                (self.libraries.rados.rados_pool_list)(self.handle, names.as_mut_ptr().cast(), names.len())
+                (self.libraries.rados.rados_pool_list)(
+                    self.handle,
+                    names.as_mut_ptr().cast(),
+                    names.len(),
+                )
             })?;
             let needed = usize::try_from(needed).unwrap_or(0);
             if needed <= names.len() {
                 // Each name ends with a NUL, and an empty name ends the list.
-                let list = names[..needed].split(|&byte| byte == 0).take_while(|name| !name.is_empty());
+                let list =
+                    names[..needed].split(|&byte| byte == 0).take_while(|name| !name.is_empty());
                 return Ok(list.map(|name| String::from_utf8_lossy(name).into_owned()).collect());
             }
             names.resize(needed, 0);
@@ -235,7 +257,10 @@ impl Cluster {
     }
 
     /// Sends a command to the monitors; the error includes their text.
-    pub(super) fn mon_command(&self, command: &serde_json::Value) -> Result<Vec<u8>, (io::Error, String)> {
+    pub(super) fn mon_command(
+        &self,
+        command: &serde_json::Value,
+    ) -> Result<Vec<u8>, (io::Error, String)> {
         let command = c_string(&command.to_string());
         let commands = [command.as_ptr()];
         let (mut out, mut out_len) = (ptr::null_mut::<c_char>(), 0usize);
@@ -255,7 +280,9 @@ impl Cluster {
             )
         };
         let (out, status) = (self.take_buffer(out, out_len), self.take_buffer(status, status_len));
-        check(result).map(|_| out).map_err(|e| (e, String::from_utf8_lossy(&status).replace('\n', " ")))
+        check(result)
+            .map(|_| out)
+            .map_err(|e| (e, String::from_utf8_lossy(&status).replace('\n', " ")))
     }
 
     pub(super) fn take_buffer(&self, buffer: *mut c_char, len: usize) -> Vec<u8> {
@@ -276,10 +303,11 @@ impl Cluster {
         });
         self.mon_command(&command).map_err(|(e, text)| self.blocklist_error(&e, &text))?;
         // SAFETY: a connected handle.
-        let waited = check(unsafe { (self.libraries.rados.rados_wait_for_latest_osdmap)(self.handle) });
-        waited
-            .map(|_| ())
-            .map_err(|e| BackendError::io(&self.what, "wait for the map that fences the old client", e))
+        let waited =
+            check(unsafe { (self.libraries.rados.rados_wait_for_latest_osdmap)(self.handle) });
+        waited.map(|_| ()).map_err(|e| {
+            BackendError::io(&self.what, "wait for the map that fences the old client", e)
+        })
     }
 
     /// Ends the fence of a client.
@@ -293,7 +321,8 @@ impl Cluster {
 
     /// All clients that are fenced.
     pub(super) fn blocklisted(&self) -> Result<Vec<Blocklisted>, BackendError> {
-        let failed = |source| BackendError::io(&self.what, "list who is fenced (osd blocklist ls)", source);
+        let failed =
+            |source| BackendError::io(&self.what, "list who is fenced (osd blocklist ls)", source);
         let command = serde_json::json!({ "prefix": "osd blocklist ls", "format": "json" });
         let list = self.mon_command(&command).map_err(|(e, _)| failed(e))?;
         // A list of ranges follows the list of clients, with nothing between them.
@@ -309,7 +338,9 @@ impl Cluster {
             "prefix": "osd blocklist", "blocklistop": "add", "addr": "tidepool-check/0",
         });
         match self.mon_command(&command) {
-            Err((e, text)) if e.raw_os_error() != Some(libc::EINVAL) => Err(self.blocklist_error(&e, &text)),
+            Err((e, text)) if e.raw_os_error() != Some(libc::EINVAL) => {
+                Err(self.blocklist_error(&e, &text))
+            }
             _ => Ok(()),
         }
     }
@@ -348,7 +379,9 @@ mod tests {
 
     #[test]
     fn the_time_at_which_a_fence_falls_is_read_as_the_monitors_write_it() {
-        let read = |until: &str| Blocklisted { address: String::new(), until: until.into() }.until_unix_s();
+        let read = |until: &str| {
+            Blocklisted { address: String::new(), until: until.into() }.until_unix_s()
+        };
         for (until, unix_s) in [
             ("1970-01-01T00:00:00.000000+0000", 0),
             ("2026-11-27T21:44:27.123456+0000", 1_795_815_867),

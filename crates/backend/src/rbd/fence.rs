@@ -40,8 +40,8 @@ pub(super) struct Fences {
 }
 
 impl Fences {
-    /// The clients that are fenced before an open takes the image; this cache's own dead clients are
-    /// fenced for `own_s` seconds. Claims that cannot be fenced must have been removed from the
+    /// The clients that are fenced before an open takes the image; this cache's own dead clients
+    /// are fenced for `own_s` seconds. Claims that cannot be fenced must have been removed from the
     /// record before ([`drop_unfit_claims`]).
     pub(super) fn of_open(
         place: &Place,
@@ -55,7 +55,8 @@ impl Fences {
         if let Some(record) = &survey.record {
             // The cache itself knows its last client, and that client has the lock: it is the
             // client that the record should name.
-            let is_known = matches!(holder, Holder::OurDead(locker) if survey.was_attached(options, locker));
+            let is_known =
+                matches!(holder, Holder::OurDead(locker) if survey.was_attached(options, locker));
             if record.taken_from.is_some() {
                 fences.former = of_record(place, survey, record, FENCE_FOREIGN_S, true)?;
             } else if record.state == OwnerState::Open {
@@ -114,7 +115,9 @@ impl Fences {
 
     /// The fences that a record lists and that are not among these.
     pub(super) fn others(&self, record: Option<&Ownership>) -> Vec<Fenced> {
-        let ours = |fenced: &&Fenced| self.all().any(|fence| Client::of(&fenced.address) == Ok(fence.client));
+        let ours = |fenced: &&Fenced| {
+            self.all().any(|fence| Client::of(&fenced.address) == Ok(fence.client))
+        };
         let listed = record.map(|record| &record.clients.fenced[..]).unwrap_or_default();
         listed.iter().filter(|fenced| !ours(fenced)).cloned().collect()
     }
@@ -160,7 +163,9 @@ fn set(site: &Site, fences: &[Fence]) -> Result<(), BackendError> {
             let notes = long.into_iter().filter_map(|fence| shorter(fence, &standing));
             notes.for_each(|note| tracing::warn!(image = %place.what, "{note}"));
         }
-        Err(error) => tracing::debug!(image = %place.what, %error, "how long the fences stand is not known"),
+        Err(error) => {
+            tracing::debug!(image = %place.what, %error, "how long the fences stand is not known")
+        }
     }
     Ok(())
 }
@@ -212,7 +217,8 @@ fn of_record(
 ) -> Result<Vec<Fence>, BackendError> {
     let mut fences: Vec<Fence> = Vec::new();
     if let Some(text) = &record.clients.owner {
-        let client = Client::to_fence(text).map_err(|why| unfit_owner(place, survey, record, text, why))?;
+        let client =
+            Client::to_fence(text).map_err(|why| unfit_owner(place, survey, record, text, why))?;
         // After a takeover the record names the host of the new owner.
         let (host, boot_id) = match record.taken_from {
             None => (record.host.clone(), record.boot_id.clone()),
@@ -254,8 +260,8 @@ fn unfit_owner(
     }
 }
 
-/// The fence of a holder of the lock that is dead or gone; this cache's own dead client is fenced for
-/// `own_s` seconds.
+/// The fence of a holder of the lock that is dead or gone; this cache's own dead client is fenced
+/// for `own_s` seconds.
 fn of_holder(place: &Place, holder: &Holder, own_s: f64) -> Result<Option<Fence>, BackendError> {
     let (locker, expire_s) = match holder {
         Holder::OurDead(locker) => (locker, own_s),
@@ -332,7 +338,8 @@ pub(super) fn end_former_boots(site: &Site, own: &str, listed: &[Fenced]) -> Vec
         let (client, own) = (Client::to_fence(&fenced.address).ok()?, own?);
         let set_unix_s = fenced.until_unix_s.saturating_sub(FENCE_FOREIGN_S as u64);
         let has_stood = set_unix_s.saturating_add(FENCE_OWN_S as u64) <= unix_s();
-        let is_over = has_stood && fenced.is_of_former_boot() && client.ip() == own.ip() && client != own;
+        let is_over =
+            has_stood && fenced.is_of_former_boot() && client.ip() == own.ip() && client != own;
         is_over.then_some(client)
     };
     let stays = |fenced: &&Fenced| {
@@ -362,8 +369,12 @@ mod tests {
     #[test]
     fn a_fence_that_falls_too_early_is_told_with_what_to_do() {
         let client = Client::to_fence("10.0.0.1:0/77").expect("a client");
-        let fence = |expire_s| Fence { client, expire_s, host: String::new(), boot_id: String::new() };
-        let entry = |address: &str, until: &str| Blocklisted { address: address.into(), until: until.into() };
+        let fence =
+            |expire_s| Fence { client, expire_s, host: String::new(), boot_id: String::new() };
+        let entry = |address: &str, until: &str| Blocklisted {
+            address: address.into(),
+            until: until.into(),
+        };
         let early = [
             entry("10.0.0.1:0/78", "1999-01-01T00:00:00.000000+0000"),
             entry("10.0.0.1:0/77", "2001-01-01T00:00:00.000000+0000"),
@@ -376,7 +387,10 @@ mod tests {
         );
         assert_eq!(shorter(&fence(FENCE_FOREIGN_S), &early[..1]), None);
         assert_eq!(
-            shorter(&fence(FENCE_FOREIGN_S), &[entry("10.0.0.1:0/77", "9999-01-01T00:00:00.000000+0000")]),
+            shorter(
+                &fence(FENCE_FOREIGN_S),
+                &[entry("10.0.0.1:0/77", "9999-01-01T00:00:00.000000+0000")]
+            ),
             None
         );
         assert_eq!(shorter(&fence(FENCE_FOREIGN_S), &[entry("10.0.0.1:0/77", "in a year")]), None);

@@ -64,16 +64,20 @@ fn change(
     let head = [&u64::MAX.wrapping_sub(1).to_le_bytes()[..], &[1]].concat();
     let number = |method, input: &[u8]| {
         let answer = pool.call(header, c"rbd", method, input, 16)?;
-        let first = answer.first_chunk().ok_or_else(|| io::Error::other("a class's answer is too short"))?;
+        let first = answer
+            .first_chunk()
+            .ok_or_else(|| io::Error::other("a class's answer is too short"))?;
         io::Result::Ok(u64::from_le_bytes(*first))
     };
     for _ in 0..ATTEMPTS {
-        let (features, operations) = (number(c"get_features", &head)?, number(c"op_features_get", &[])?);
+        let (features, operations) =
+            (number(c"get_features", &head)?, number(c"op_features_get", &[])?);
         let left = to(operations);
         if left == operations {
             return Ok(None);
         }
-        let with = if left == 0 { features & !FEATURE_OPERATIONS } else { features | FEATURE_OPERATIONS };
+        let with =
+            if left == 0 { features & !FEATURE_OPERATIONS } else { features | FEATURE_OPERATIONS };
         // If no operation has left a feature, the key may be missing.
         let absent: &[u8] = if operations == 0 { b"" } else { &operations.to_le_bytes() };
         for before in [absent, &operations.to_le_bytes()] {

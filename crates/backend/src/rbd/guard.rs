@@ -53,7 +53,8 @@ pub(super) fn set(pool: &IoCtx, header: &str) -> io::Result<u64> {
 /// protect. Errors as for [`set`].
 pub(super) fn reserve(pool: &IoCtx, header: &str) -> io::Result<()> {
     for (key, value) in [GROUP, MIGRATION] {
-        let unless = |there| pool.change(header, None, &[Step::Require(key, there), Step::Set(key, value)]);
+        let unless =
+            |there| pool.change(header, None, &[Step::Require(key, there), Step::Set(key, value)]);
         match unless(b"") {
             Err(e) if e.raw_os_error() == Some(libc::ECANCELED) => unless(value)?,
             other => other?,

@@ -107,7 +107,12 @@ unsafe impl Send for Image {}
 unsafe impl Sync for Image {}
 
 impl Image {
-    pub(super) fn open(rbd: &'static Rbd, pool: &IoCtx, name: &str, access: Access) -> io::Result<Image> {
+    pub(super) fn open(
+        rbd: &'static Rbd,
+        pool: &IoCtx,
+        name: &str,
+        access: Access,
+    ) -> io::Result<Image> {
         let name = c_string(name);
         let (open, snapshot) = match access {
             Access::Write => (rbd.rbd_open, None),
@@ -143,8 +148,9 @@ impl Image {
         let mut id = [0u8; ID_BYTES_MAX];
         // SAFETY: a buffer with its length.
         check(unsafe { (rbd.rbd_get_id)(self.handle, id.as_mut_ptr().cast(), id.len()) })?;
-        let id =
-            CStr::from_bytes_until_nul(&id).map(|id| id.to_string_lossy().into_owned()).unwrap_or_default();
+        let id = CStr::from_bytes_until_nul(&id)
+            .map(|id| id.to_string_lossy().into_owned())
+            .unwrap_or_default();
         let mut features = 0u64;
         // SAFETY: a valid out pointer.
         check(unsafe { (rbd.rbd_get_features)(self.handle, &raw mut features) })?;
@@ -158,7 +164,8 @@ impl Image {
         check(unsafe { (rbd.rbd_get_stripe_count)(self.handle, &raw mut stripes) })?;
         let (size_bytes, object_bytes) = self.sizes()?;
         let stripe_bytes = object_bytes.max(1).saturating_mul(stripes.max(1));
-        let of_group = self.snapshots()?.into_iter().find(|snapshot| snapshot.kind == SnapshotKind::Group);
+        let of_group =
+            self.snapshots()?.into_iter().find(|snapshot| snapshot.kind == SnapshotKind::Group);
         let of_group = of_group.map(|snapshot| snapshot.name);
         let watchers = self.watchers()?;
         let mirrored_by_snapshots = self.is_mirrored_by_snapshots();
@@ -179,7 +186,9 @@ impl Image {
     /// The plugins of librbd that the image's own settings name.
     fn plugins(&self) -> io::Result<Option<String>> {
         // SAFETY: a valid image, and what `plugins` promises.
-        plugins(|key, value, len| unsafe { (self.rbd.rbd_metadata_get)(self.handle, key, value, len) })
+        plugins(|key, value, len| unsafe {
+            (self.rbd.rbd_metadata_get)(self.handle, key, value, len)
+        })
     }
 
     /// Whether the image is mirrored by snapshots and is the primary copy; `false` where that
@@ -194,7 +203,8 @@ impl Image {
         };
         let mut found = sys::MirrorInfo { global_id: ptr::null_mut(), state: 0, primary: false };
         // SAFETY: a valid image, a structure of the library's layout with its size.
-        let known = check(unsafe { info(self.handle, &raw mut found, size_of::<sys::MirrorInfo>()) });
+        let known =
+            check(unsafe { info(self.handle, &raw mut found, size_of::<sys::MirrorInfo>()) });
         if known.is_err() {
             return false;
         }
@@ -230,7 +240,9 @@ impl Image {
             parent_name: [0; 96],
         };
         // SAFETY: a structure of the library's layout with its size.
-        check(unsafe { (self.rbd.rbd_stat)(self.handle, &raw mut info, size_of::<sys::ImageInfo>()) })?;
+        check(unsafe {
+            (self.rbd.rbd_stat)(self.handle, &raw mut info, size_of::<sys::ImageInfo>())
+        })?;
         Ok((info.size, info.obj_size))
     }
 
@@ -240,7 +252,9 @@ impl Image {
         let mut watchers = [empty; WATCHERS_MAX];
         let mut count = WATCHERS_MAX;
         // SAFETY: an array with its length.
-        check(unsafe { (self.rbd.rbd_watchers_list)(self.handle, watchers.as_mut_ptr(), &raw mut count) })?;
+        check(unsafe {
+            (self.rbd.rbd_watchers_list)(self.handle, watchers.as_mut_ptr(), &raw mut count)
+        })?;
         let found = &mut watchers[..count.min(WATCHERS_MAX)];
         let addresses = found.iter().map(|watcher| text(watcher.addr)).collect();
         // SAFETY: filled by the call above, freed once.
@@ -251,7 +265,8 @@ impl Image {
     /// Takes the exclusive lock, and keeps it against the requests of other clients.
     pub(super) fn lock(&self) -> io::Result<()> {
         // SAFETY: a valid image.
-        check(unsafe { (self.rbd.rbd_lock_acquire)(self.handle, sys::LOCK_MODE_EXCLUSIVE) }).map(|_| ())
+        check(unsafe { (self.rbd.rbd_lock_acquire)(self.handle, sys::LOCK_MODE_EXCLUSIVE) })
+            .map(|_| ())
     }
 
     /// Takes a snapshot, and makes the handle see it: later writes leave the snapshot unchanged.
@@ -305,7 +320,8 @@ impl Image {
             0
         }
         // SAFETY: a valid image, a function that needs no argument.
-        check(unsafe { (self.rbd.rbd_rebuild_object_map)(self.handle, untold, ptr::null_mut()) }).map(drop)
+        check(unsafe { (self.rbd.rbd_rebuild_object_map)(self.handle, untold, ptr::null_mut()) })
+            .map(drop)
     }
 
     /// All snapshots, the oldest first.
@@ -315,8 +331,9 @@ impl Image {
             let mut infos = vec![sys::SnapInfo { id: 0, size: 0, name: ptr::null() }; room];
             let mut count = c_int::try_from(room).map_err(io::Error::other)?;
             // SAFETY: an array with its length.
-            let listed =
-                check(unsafe { (self.rbd.rbd_snap_list)(self.handle, infos.as_mut_ptr(), &raw mut count) });
+            let listed = check(unsafe {
+                (self.rbd.rbd_snap_list)(self.handle, infos.as_mut_ptr(), &raw mut count)
+            });
             let listed = match listed {
                 // `count` now says how many there are.
                 Err(e) if e.raw_os_error() == Some(libc::ERANGE) => {
@@ -328,7 +345,9 @@ impl Image {
             // A snapshot may be removed while it is examined.
             let described = infos[..listed].iter().map(|info| self.described(info));
             let snapshots: io::Result<Vec<_>> = described
-                .filter(|found| !found.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::ENOENT)))
+                .filter(|found| {
+                    !found.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::ENOENT))
+                })
                 .collect();
             if listed > 0 {
                 // SAFETY: filled by the call above up to an entry without a name, freed once.
@@ -343,7 +362,9 @@ impl Image {
     fn described(&self, info: &sys::SnapInfo) -> io::Result<Snapshot> {
         let mut namespace: c_int = 0;
         // SAFETY: a valid image and out pointer.
-        check(unsafe { (self.rbd.rbd_snap_get_namespace_type)(self.handle, info.id, &raw mut namespace) })?;
+        check(unsafe {
+            (self.rbd.rbd_snap_get_namespace_type)(self.handle, info.id, &raw mut namespace)
+        })?;
         let kind = match namespace {
             sys::SNAP_NAMESPACE_USER => SnapshotKind::User,
             sys::SNAP_NAMESPACE_GROUP => SnapshotKind::Group,
@@ -354,12 +375,17 @@ impl Image {
         let mut protected: c_int = 0;
         if kind == SnapshotKind::User {
             // SAFETY: a valid image, the C string that librbd has returned, a valid out pointer.
-            check(unsafe { (self.rbd.rbd_snap_is_protected)(self.handle, info.name, &raw mut protected) })?;
+            check(unsafe {
+                (self.rbd.rbd_snap_is_protected)(self.handle, info.name, &raw mut protected)
+            })?;
         }
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: a valid image and out pointer.
-        let told = check(unsafe { (self.rbd.rbd_snap_get_timestamp)(self.handle, info.id, &raw mut time) });
-        let time_unix_s = told.ok().and_then(|_| u64::try_from(time.tv_sec).ok()).filter(|&s| s > 0);
+        let told = check(unsafe {
+            (self.rbd.rbd_snap_get_timestamp)(self.handle, info.id, &raw mut time)
+        });
+        let time_unix_s =
+            told.ok().and_then(|_| u64::try_from(time.tv_sec).ok()).filter(|&s| s > 0);
         Ok(Snapshot {
             id: info.id,
             name: text(info.name),
@@ -393,15 +419,19 @@ impl Drop for Image {
 
 /// The value of the setting that names librbd's plugins, if it is set. `get` receives a C string, a
 /// buffer for the value, and the buffer's length.
-fn plugins(get: impl FnOnce(*const c_char, *mut c_char, *mut usize) -> c_int) -> io::Result<Option<String>> {
+fn plugins(
+    get: impl FnOnce(*const c_char, *mut c_char, *mut usize) -> c_int,
+) -> io::Result<Option<String>> {
     let mut value = [0u8; SETTING_BYTES_MAX];
     let mut len = value.len();
     match check(get(PLUGINS_KEY.as_ptr(), value.as_mut_ptr().cast(), &raw mut len)) {
-        Ok(_) => {
-            Ok(CStr::from_bytes_until_nul(&value).ok().map(|plugins| plugins.to_string_lossy().into_owned()))
-        }
+        Ok(_) => Ok(CStr::from_bytes_until_nul(&value)
+            .ok()
+            .map(|plugins| plugins.to_string_lossy().into_owned())),
         // librbd cannot read the pool's settings either with a user that lacks the right.
-        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EPERM | libc::EACCES)) => Ok(None),
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EPERM | libc::EACCES)) => {
+            Ok(None)
+        }
         // So long a setting may name any plugin.
         Err(e) if e.raw_os_error() == Some(libc::ERANGE) => Ok(Some(PERSISTENT_CACHE.to_owned())),
         Err(e) => Err(e),
@@ -412,7 +442,9 @@ fn plugins(get: impl FnOnce(*const c_char, *mut c_char, *mut usize) -> c_int) ->
 /// settings are.
 pub(super) fn plugins_of_pool(rbd: &'static Rbd, pool: &IoCtx) -> io::Result<Option<String>> {
     // SAFETY: a valid pool, and what `plugins` promises.
-    plugins(|key, value, len| unsafe { (rbd.rbd_pool_metadata_get)(pool.handle(), key, value, len) })
+    plugins(|key, value, len| unsafe {
+        (rbd.rbd_pool_metadata_get)(pool.handle(), key, value, len)
+    })
 }
 
 pub(super) fn text(pointer: *const c_char) -> String {

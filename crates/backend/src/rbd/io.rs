@@ -116,8 +116,9 @@ impl Io {
         // changed image.
         let mailbox = Arc::new(Mailbox::new(INFLIGHT_MAX + 3)?);
         let idle = Slot { token: 0, step: Step::Flush, at: 0, len: 0, end: 0 };
-        let returns =
-            (0..INFLIGHT_MAX as u16).map(|index| Return { mailbox: Arc::clone(&mailbox), index }).collect();
+        let returns = (0..INFLIGHT_MAX as u16)
+            .map(|index| Return { mailbox: Arc::clone(&mailbox), index })
+            .collect();
         Ok(Io {
             image: Some(Arc::new(image)),
             mailbox,
@@ -168,7 +169,12 @@ impl Io {
     ///
     /// # Safety
     /// As for `Backend::submit`.
-    pub(super) unsafe fn submit(&mut self, token: u64, transfer: Transfer, hold: bool) -> Option<u16> {
+    pub(super) unsafe fn submit(
+        &mut self,
+        token: u64,
+        transfer: Transfer,
+        hold: bool,
+    ) -> Option<u16> {
         // SAFETY: as the caller vouches.
         let (step, at, len) = match unsafe { transfer.clip(self.size_bytes) } {
             Transfer::Read { offset, ptr, len } => (Step::Read { ptr }, offset, len as u64),
@@ -221,7 +227,8 @@ impl Io {
         let argument = (&raw const self.returns[usize::from(index)]).cast_mut().cast::<c_void>();
         let mut completion: CompletionT = ptr::null_mut();
         // SAFETY: the argument outlives the completion, see `on_done`; a valid out pointer.
-        let created = unsafe { (rbd.rbd_aio_create_completion)(argument, on_done, &raw mut completion) };
+        let created =
+            unsafe { (rbd.rbd_aio_create_completion)(argument, on_done, &raw mut completion) };
         if created < 0 {
             return created;
         }
@@ -248,10 +255,18 @@ impl Io {
                         unsafe { write_zeroes(image, at, len as usize, completion, flags, 0) }
                     }
                     // SAFETY: a valid image and completion.
-                    None if whole && !thick => unsafe { (rbd.rbd_aio_discard)(image, at, len, completion) },
+                    None if whole && !thick => unsafe {
+                        (rbd.rbd_aio_discard)(image, at, len, completion)
+                    },
                     // SAFETY: at most `ZERO_BYTES` of zeroes, which live as long as the slots.
                     None => unsafe {
-                        (rbd.rbd_aio_write)(image, at, len as usize, self.zeroes.as_ptr().cast(), completion)
+                        (rbd.rbd_aio_write)(
+                            image,
+                            at,
+                            len as usize,
+                            self.zeroes.as_ptr().cast(),
+                            completion,
+                        )
                     },
                 }
             }
@@ -267,7 +282,8 @@ impl Io {
     fn zero_len(&self, at: u64, end: u64, thick: bool, native: bool) -> u64 {
         let stripe = self.stripe_bytes;
         if native {
-            let boundary = (at / stripe).saturating_add(STRIPES_PER_CALL_MAX).saturating_mul(stripe);
+            let boundary =
+                (at / stripe).saturating_add(STRIPES_PER_CALL_MAX).saturating_mul(stripe);
             return end.min(boundary) - at;
         }
         let whole_end = end / stripe * stripe;

@@ -48,10 +48,14 @@ impl Mapped {
         let header = format!("rbd_header.{}", self.image);
         let version = pool.version(&header).map_err(failed)?;
         if features(&pool, &header).map_err(failed)? & FEATURE_EXCLUSIVE_LOCK == 0 {
-            return Err(format!("{what} has no exclusive lock, so that other clients write without a trace"));
+            return Err(format!(
+                "{what} has no exclusive lock, so that other clients write without a trace"
+            ));
         }
         let own = format!("client.{}", self.client);
-        if let Some(locker) = pool.locker(&header).map_err(failed)?.filter(|locker| locker.client != own) {
+        if let Some(locker) =
+            pool.locker(&header).map_err(failed)?.filter(|locker| locker.client != own)
+        {
             return Err(format!("{} has the exclusive lock of {what}", locker.client));
         }
         match pool.version(&header).map_err(failed)? == version {

@@ -88,7 +88,8 @@ pub(crate) use mapped::Mapped;
 pub use survey::FENCE_NS_MIN;
 
 fn place_of(uri: &BackendUri) -> Result<Place, BackendError> {
-    let unfit = || BackendError::Unsupported { what: uri.to_string(), why: "not an rbd: URI".into() };
+    let unfit =
+        || BackendError::Unsupported { what: uri.to_string(), why: "not an rbd: URI".into() };
     Place::of(uri).ok_or_else(unfit)
 }
 
@@ -110,7 +111,8 @@ struct Way {
 /// Connects, and checks for an owner's rights.
 pub(crate) fn prepare(uri: &BackendUri) -> Result<Prepared, BackendError> {
     let place = image_of(uri)?;
-    owners_site(&place, &Prepared::default()).map(|site| Prepared::of(Way { cluster: site.cluster }))
+    owners_site(&place, &Prepared::default())
+        .map(|site| Prepared::of(Way { cluster: site.cluster }))
 }
 
 /// The site of an image, reached by the client that was made ready for it, or by a new one.
@@ -131,7 +133,10 @@ fn owners_site(place: &Place, prepared: &Prepared) -> Result<Site, BackendError>
 }
 
 /// The ownership record of an image.
-pub(crate) fn record(uri: &BackendUri, prepared: &Prepared) -> Result<Option<Ownership>, BackendError> {
+pub(crate) fn record(
+    uri: &BackendUri,
+    prepared: &Prepared,
+) -> Result<Option<Ownership>, BackendError> {
     let place = image_of(uri)?;
     let site = site_of(&place, prepared)?;
     let object = image::owner_object(&site.image_id()?);
@@ -144,7 +149,15 @@ pub(crate) fn open(uri: &BackendUri, options: &OpenOptions) -> Result<Opened, Ba
     let (mut backend, generation, continuity) = open_place(place, options)?;
     let Found { layout, snapshot, notes } = backend.take_found();
     let Continuity { proven, reason, .. } = continuity;
-    Ok(Opened { backend: Box::new(backend), generation, keep_clean: proven, reason, layout, snapshot, notes })
+    Ok(Opened {
+        backend: Box::new(backend),
+        generation,
+        keep_clean: proven,
+        reason,
+        layout,
+        snapshot,
+        notes,
+    })
 }
 
 /// The snapshots of an image; see [`crate::snapshots`].
@@ -178,22 +191,31 @@ pub(crate) fn owner_is_gone(uri: &BackendUri) -> Result<(), BackendError> {
     abandon::check_abandoned(&site.place, &Survey::take(&site)?)
 }
 
-fn open_place(place: Place, options: &OpenOptions) -> Result<(RbdBackend, u64, Continuity), BackendError> {
+fn open_place(
+    place: Place,
+    options: &OpenOptions,
+) -> Result<(RbdBackend, u64, Continuity), BackendError> {
     if let Some(snapshot) = place.snapshot.clone() {
         return open_snapshot(&place, &snapshot, options);
     }
     if options.read_only {
         let backend = open_read_only(&place, options)?;
-        return Ok((backend, 0, Continuity::unproven("the image is opened read-only, without ownership")));
+        return Ok((
+            backend,
+            0,
+            Continuity::unproven("the image is opened read-only, without ownership"),
+        ));
     }
     let site = owners_site(&place, &options.prepared)?;
     let attached = attach::attach(&site, options)?;
-    let attachment = serde_json::to_vec(&attached.attachment).expect("two strings are serialisable");
+    let attachment =
+        serde_json::to_vec(&attached.attachment).expect("two strings are serialisable");
     let claim = attached.claim(&site);
     let Attached { image, facts, owner, record, continuity, notes, .. } = attached;
     let held = Held { claim, owner };
     let backend = RbdBackend::start(site, image, &facts, Some(held), None);
-    let backend = backend.and_then(|mut backend| backend.start_redo(&record, options).map(|()| backend));
+    let backend =
+        backend.and_then(|mut backend| backend.start_redo(&record, options).map(|()| backend));
     let mut backend = backend.inspect_err(|_| {
         // What this cache holds of the image is in the image, too.
         if !options.dirty {

@@ -27,7 +27,12 @@ impl ObjectMap {
     /// Reads the map of the image with this id, or of its snapshot with this number, which has
     /// `objects` objects. The map is valid only if the flags of the image or snapshot do not say
     /// otherwise.
-    pub(super) fn load(pool: &IoCtx, id: &str, snapshot: Option<u64>, objects: u64) -> io::Result<ObjectMap> {
+    pub(super) fn load(
+        pool: &IoCtx,
+        id: &str,
+        snapshot: Option<u64>,
+        objects: u64,
+    ) -> io::Result<ObjectMap> {
         if objects > OBJECTS_MAX {
             return Err(io::Error::other(format!(
                 "it has {objects} objects, which are too many to be looked at"
@@ -39,13 +44,14 @@ impl ObjectMap {
         };
         let max = objects.div_ceil(4) as usize + FRAME_BYTES;
         let bytes = pool.call(&name, c"rbd", c"object_map_load", &[], max)?;
-        let map =
-            ObjectMap::decode(&bytes).ok_or_else(|| io::Error::other("its object map cannot be read"))?;
+        let map = ObjectMap::decode(&bytes)
+            .ok_or_else(|| io::Error::other("its object map cannot be read"))?;
         match map.objects >= objects {
             true => Ok(map),
-            false => {
-                Err(io::Error::other(format!("its object map tells of {} objects of {objects}", map.objects)))
-            }
+            false => Err(io::Error::other(format!(
+                "its object map tells of {} objects of {objects}",
+                map.objects
+            ))),
         }
     }
 
@@ -65,9 +71,11 @@ impl ObjectMap {
     /// The numbers of the objects that exist, or may exist.
     pub(super) fn present(&self) -> impl Iterator<Item = u64> {
         let some = self.bits.iter().enumerate().filter(|&(_, &byte)| byte != 0);
-        let each =
-            some.flat_map(|(i, &byte)| (0..4).map(move |at| (i as u64 * 4 + at, byte >> (6 - 2 * at) & 3)));
-        each.filter(|&(object, state)| state != ABSENT && object < self.objects).map(|(object, _)| object)
+        let each = some.flat_map(|(i, &byte)| {
+            (0..4).map(move |at| (i as u64 * 4 + at, byte >> (6 - 2 * at) & 3))
+        });
+        each.filter(|&(object, state)| state != ABSENT && object < self.objects)
+            .map(|(object, _)| object)
     }
 }
 

@@ -28,11 +28,17 @@ impl OwnerObject {
             .map_err(|e| BackendError::io(what, "read the ownership record", e))?;
         let (version, record) = match found {
             None => (None, None),
-            Some((bytes, version)) => {
-                (Some(version), Some(Ownership::from_json(&format!("{what} (object {object})"), &bytes)?))
-            }
+            Some((bytes, version)) => (
+                Some(version),
+                Some(Ownership::from_json(&format!("{what} (object {object})"), &bytes)?),
+            ),
         };
-        let owner = OwnerObject { what: what.into(), object: object.into(), version, record: record.clone() };
+        let owner = OwnerObject {
+            what: what.into(),
+            object: object.into(),
+            version,
+            record: record.clone(),
+        };
         Ok((owner, record))
     }
 
@@ -54,7 +60,8 @@ impl OwnerObject {
         match e.raw_os_error() {
             _ if is_other_version(&e) => BackendError::Locked {
                 what,
-                holder: "another tidepool is changing its ownership; look who, then try again".into(),
+                holder: "another tidepool is changing its ownership; look who, then try again"
+                    .into(),
             },
             Some(libc::ESHUTDOWN) => BackendError::Fenced { what },
             _ => BackendError::io(what, "write the ownership record", e),

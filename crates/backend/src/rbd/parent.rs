@@ -63,7 +63,8 @@ fn named(image: &Image) -> io::Result<Option<Named>> {
     };
     let mut snap = sys::SnapSpec { id: 0, namespace_type: 0, name: ptr::null_mut() };
     // SAFETY: a valid image and structures of the library's layout.
-    let found = check(unsafe { (rbd.rbd_get_parent)(image.handle(), &raw mut spec, &raw mut snap) });
+    let found =
+        check(unsafe { (rbd.rbd_get_parent)(image.handle(), &raw mut spec, &raw mut snap) });
     if let Err(e) = found {
         return if e.raw_os_error() == Some(libc::ENOENT) { Ok(None) } else { Err(e) };
     }

@@ -93,7 +93,11 @@ pub(super) fn take_over(site: &Site, how: &TakeOver) -> Result<Ownership, Backen
 
 /// The first part of opening an image that is to be taken over. If a client has to be fenced, the
 /// record is changed before that. Otherwise the record changes with the first write of the open.
-pub(super) fn take_first(survey: &mut Survey, site: &Site, how: &TakeOver) -> Result<(), BackendError> {
+pub(super) fn take_first(
+    survey: &mut Survey,
+    site: &Site,
+    how: &TakeOver,
+) -> Result<(), BackendError> {
     if survey.record.as_ref().is_some_and(|record| record.is_by(how.cache_uuid)) {
         return Ok(());
     }

@@ -42,7 +42,9 @@ pub(super) struct Site {
 impl Place {
     /// The place that a URI names; `None` for a URI of another kind.
     pub(super) fn of(uri: &BackendUri) -> Option<Place> {
-        let BackendUri::Rbd { pool, namespace, image, snapshot, conf, id } = uri else { return None };
+        let BackendUri::Rbd { pool, namespace, image, snapshot, conf, id } = uri else {
+            return None;
+        };
         let head = uri.rbd_image()?;
         let what = match snapshot {
             Some(snapshot) => format!("{head}@{snapshot}"),
@@ -88,7 +90,12 @@ impl Place {
     }
 
     /// The error for a failure of RADOS or librbd.
-    pub(super) fn error(&self, cluster: &Cluster, action: &'static str, e: io::Error) -> BackendError {
+    pub(super) fn error(
+        &self,
+        cluster: &Cluster,
+        action: &'static str,
+        e: io::Error,
+    ) -> BackendError {
         let what = self.what.clone();
         match e.raw_os_error() {
             Some(libc::ENOENT) if self.snapshot.is_some() => {
@@ -105,11 +112,13 @@ impl Place {
             }
             Some(libc::EACCES | libc::EPERM) => {
                 let (user, pool) = (cluster.user(), &self.pool);
-                let why = format!("client.{user} may not {action}; grant it: {}", grant(user, pool));
+                let why =
+                    format!("client.{user} may not {action}; grant it: {}", grant(user, pool));
                 BackendError::Denied { what, why }
             }
             Some(libc::ETIMEDOUT) => {
-                let why = format!("cannot {action}: the pool does not answer; see `ceph health detail`");
+                let why =
+                    format!("cannot {action}: the pool does not answer; see `ceph health detail`");
                 BackendError::Unavailable { what, why }
             }
             Some(libc::ESHUTDOWN) => BackendError::Fenced { what },
@@ -130,7 +139,8 @@ impl Site {
     /// object that has the image's name.
     pub(super) fn image_id(&self) -> Result<String, BackendError> {
         let object = format!("rbd_id.{}", self.place.image);
-        let found = self.pool.read(&object, ID_BYTES_MAX).map_err(self.failed("read the image's id"))?;
+        let found =
+            self.pool.read(&object, ID_BYTES_MAX).map_err(self.failed("read the image's id"))?;
         // The length of the id stands before it.
         let id = found.as_ref().and_then(|(bytes, _)| std::str::from_utf8(bytes.get(4..)?).ok());
         match id.filter(|id| !id.is_empty()) {

@@ -55,12 +55,20 @@ pub(super) enum Step<'a> {
 
 impl Cluster {
     /// A handle for a namespace of a pool.
-    pub(super) fn pool(self: &Arc<Cluster>, pool: &str, namespace: &str) -> Result<IoCtx, BackendError> {
+    pub(super) fn pool(
+        self: &Arc<Cluster>,
+        pool: &str,
+        namespace: &str,
+    ) -> Result<IoCtx, BackendError> {
         let mut handle: IoCtxT = ptr::null_mut();
         let pool_c = c_string(pool);
         // SAFETY: a connected handle, a C string, a valid out pointer.
         let created = check(unsafe {
-            (self.libraries().rados.rados_ioctx_create)(self.handle, pool_c.as_ptr(), &raw mut handle)
+            (self.libraries().rados.rados_ioctx_create)(
+                self.handle,
+                pool_c.as_ptr(),
+                &raw mut handle,
+            )
         });
         if let Err(e) = created {
             return Err(match e.raw_os_error() {
@@ -108,12 +116,23 @@ impl IoCtx {
     }
 
     /// Content of an object from `offset` on, at most `max` bytes; `None` when there is none.
-    pub(super) fn read_at(&self, object: &str, offset: u64, max: usize) -> io::Result<Option<Vec<u8>>> {
+    pub(super) fn read_at(
+        &self,
+        object: &str,
+        offset: u64,
+        max: usize,
+    ) -> io::Result<Option<Vec<u8>>> {
         let name = c_string(object);
         let mut bytes = vec![0u8; max];
         // SAFETY: a buffer of `max` bytes.
         let read = unsafe {
-            (self.rados().rados_read)(self.handle, name.as_ptr(), bytes.as_mut_ptr().cast(), max, offset)
+            (self.rados().rados_read)(
+                self.handle,
+                name.as_ptr(),
+                bytes.as_mut_ptr().cast(),
+                max,
+                offset,
+            )
         };
         match check(read) {
             Ok(len) => {
@@ -158,7 +177,13 @@ impl IoCtx {
         let name = c_string(object);
         // SAFETY: a C string and a buffer with its length.
         let written = unsafe {
-            (self.rados().rados_write)(self.handle, name.as_ptr(), bytes.as_ptr().cast(), bytes.len(), offset)
+            (self.rados().rados_write)(
+                self.handle,
+                name.as_ptr(),
+                bytes.as_ptr().cast(),
+                bytes.len(),
+                offset,
+            )
         };
         check(written).map(|_| ())
     }
@@ -221,7 +246,12 @@ impl IoCtx {
     /// Replaces an object's content if the object still has this version (`None`: does not exist).
     /// Returns the new version. This works in a full pool too: the records are short, and without
     /// them no cache could take an image back or make room.
-    pub(super) fn swap(&self, object: &str, expected: Option<u64>, content: &[u8]) -> io::Result<u64> {
+    pub(super) fn swap(
+        &self,
+        object: &str,
+        expected: Option<u64>,
+        content: &[u8],
+    ) -> io::Result<u64> {
         self.operate(object, sys::FULL_FORCE, |rados, op| {
             // SAFETY: a fresh write operation; `content` outlives its execution.
             unsafe {
@@ -236,7 +266,12 @@ impl IoCtx {
 
     /// Changes an object that exists, all steps or none, if it still has this version (`None`:
     /// any). Returns its new version.
-    pub(super) fn change(&self, object: &str, expected: Option<u64>, steps: &[Step<'_>]) -> io::Result<u64> {
+    pub(super) fn change(
+        &self,
+        object: &str,
+        expected: Option<u64>,
+        steps: &[Step<'_>],
+    ) -> io::Result<u64> {
         self.operate(object, 0, |rados, op| {
             // SAFETY: a fresh write operation; what the steps refer to outlives its execution; the
             // arrays of one element are read when a step is added; no result pointer.
@@ -270,7 +305,9 @@ impl IoCtx {
                             &value.len(),
                             1,
                         ),
-                        Step::Unset(key) => (rados.rados_write_op_omap_rm_keys)(op, &key.as_ptr(), 1),
+                        Step::Unset(key) => {
+                            (rados.rados_write_op_omap_rm_keys)(op, &key.as_ptr(), 1)
+                        }
                     }
                 }
             }
@@ -289,8 +326,9 @@ impl IoCtx {
         let op = unsafe { (rados.rados_create_write_op)() };
         fill(rados, op);
         // SAFETY: a filled write operation; null for the current time.
-        let result =
-            unsafe { (rados.rados_write_op_operate)(op, self.handle, name.as_ptr(), ptr::null_mut(), flags) };
+        let result = unsafe {
+            (rados.rados_write_op_operate)(op, self.handle, name.as_ptr(), ptr::null_mut(), flags)
+        };
         // SAFETY: created above, used no more.
         unsafe { (rados.rados_release_write_op)(op) };
         check(result)?;
@@ -309,7 +347,8 @@ impl IoCtx {
         let mut exclusive: c_int = 0;
         let [mut tag, mut clients, mut cookies, mut addresses] =
             [(); 4].map(|()| vec![0u8; LOCKERS_BYTES_MAX]);
-        let [mut tag_len, mut clients_len, mut cookies_len, mut addresses_len] = [LOCKERS_BYTES_MAX; 4];
+        let [mut tag_len, mut clients_len, mut cookies_len, mut addresses_len] =
+            [LOCKERS_BYTES_MAX; 4];
         // SAFETY: C strings and buffers with their lengths.
         let count = unsafe {
             (self.rados().rados_list_lockers)(
@@ -329,7 +368,8 @@ impl IoCtx {
         };
         match check(count as c_int) {
             Ok(count) => {
-                let (client, cookie, address) = (first(&clients), first(&cookies), first(&addresses));
+                let (client, cookie, address) =
+                    (first(&clients), first(&cookies), first(&addresses));
                 Ok(((count > 0).then_some(Locker { client, cookie, address }), first(&tag)))
             }
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok((None, String::new())),
@@ -363,7 +403,8 @@ impl IoCtx {
     /// Takes a lock away from its holder. Returns the header's new version, or `None` if the lock
     /// was gone already.
     pub(super) fn break_lock(&self, header: &str, locker: &Locker) -> io::Result<Option<u64>> {
-        let (name, client, cookie) = (c_string(header), c_string(&locker.client), c_string(&locker.cookie));
+        let (name, client, cookie) =
+            (c_string(header), c_string(&locker.client), c_string(&locker.cookie));
         // SAFETY: four C strings.
         let broken = check(unsafe {
             (self.rados().rados_break_lock)(
@@ -391,5 +432,7 @@ impl Drop for IoCtx {
 
 /// The first C string in a buffer.
 fn first(bytes: &[u8]) -> String {
-    CStr::from_bytes_until_nul(bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+    CStr::from_bytes_until_nul(bytes)
+        .map(|text| text.to_string_lossy().into_owned())
+        .unwrap_or_default()
 }

@@ -50,7 +50,8 @@ impl RadosShelf {
         e: io::Error,
     ) -> io::Result<()> {
         let found = state.0.read(&self.header_name(), DOCUMENT_BYTES_MAX)?;
-        let (document, version) = found.map_or((None, None), |(bytes, version)| (Some(bytes), Some(version)));
+        let (document, version) =
+            found.map_or((None, None), |(bytes, version)| (Some(bytes), Some(version)));
         if document.as_deref() != wanted {
             tracing::error!(image = %self.id, error = %e, "somebody else has changed the header of the redo");
             return Err(io::Error::from_raw_os_error(libc::ESHUTDOWN));

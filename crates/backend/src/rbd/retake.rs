@@ -83,7 +83,9 @@ fn try_retake(
     let ours = |locker: &Locker| address::same(&locker.address, &claim.address);
     let fenced = || BackendError::Fenced { what: place.what.clone() };
     let (owner, record) = OwnerObject::read(&place.what, pool, &claim.owner)?;
-    let Some(record) = record.filter(|record| record.is_of(&claim.record)) else { return Err(fenced()) };
+    let Some(record) = record.filter(|record| record.is_of(&claim.record)) else {
+        return Err(fenced());
+    };
     let owner = read.insert(owner);
     if record.superseded.is_some() && claim.record.superseded.is_none() {
         // An earlier attempt has found that another client has used its moment.
@@ -92,7 +94,8 @@ fn try_retake(
     // The peer is taken from the record that was just read: if a change of the record has failed,
     // its outcome is not known.
     let mut current = claim.record.with_peer(record.peer.clone());
-    let broken = |locker: &Locker| pool.break_lock(header, locker).map_err(site.failed("release the lock"));
+    let broken =
+        |locker: &Locker| pool.break_lock(header, locker).map_err(site.failed("release the lock"));
     // The header's version, if no client has come since an earlier attempt lifted the guard, or
     // released the lock where there is no guard.
     let untouched = || {
@@ -111,7 +114,8 @@ fn try_retake(
             None => Some(untouched()?),
         };
         // The lock was no longer the one just read: try again later.
-        let gone = || site.failed("release the lock")(io::Error::from_raw_os_error(libc::ETIMEDOUT));
+        let gone =
+            || site.failed("release the lock")(io::Error::from_raw_os_error(libc::ETIMEDOUT));
         current.clients.lifted = Some(released.ok_or_else(gone)?);
         owner.swap(pool, &current.renewed())?;
     }

@@ -23,7 +23,8 @@ pub(super) fn check(site: &Site, read_only: bool) -> Result<(), BackendError> {
         return Ok(());
     }
     absent(pool.remove(PROBE)).map_err(lacks('w', "write to the pool"))?;
-    let nobody = Locker { client: "client.0".into(), cookie: "check".into(), address: String::new() };
+    let nobody =
+        Locker { client: "client.0".into(), cookie: "check".into(), address: String::new() };
     absent(pool.break_lock(PROBE, &nobody)).map_err(lacks('x', "lock images"))?;
     cluster.check_blocklist_right()
 }

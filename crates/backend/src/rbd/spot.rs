@@ -65,8 +65,8 @@ impl Spot<'_> {
     }
 
     /// Lifts the guard if there is one, opens the image, takes its lock, and sets the guard. Where
-    /// the guard's bit is not in use, it sets only the guard's keys and forbids changes of the image.
-    /// `record` is what `owner` contains.
+    /// the guard's bit is not in use, it sets only the guard's keys and forbids changes of the
+    /// image. `record` is what `owner` contains.
     pub(super) fn take(
         &self,
         start: Start,
@@ -90,7 +90,9 @@ impl Spot<'_> {
         if !taken.undisturbed && record.state != OwnerState::Clean {
             // The guard that is set now will look as if it had been set all the time.
             let superseded = Some(DISTURBED.into());
-            if let Err(e) = owner.swap(&self.site.pool, &Ownership { superseded, ..record.renewed() }) {
+            if let Err(e) =
+                owner.swap(&self.site.pool, &Ownership { superseded, ..record.renewed() })
+            {
                 // The guard stays lifted, and proves nothing in this state.
                 tracing::warn!(image = %self.site.place.what, "{DISTURBED}");
                 return Err(e);
@@ -100,9 +102,8 @@ impl Spot<'_> {
             reached(Point::Locked)?;
             let guarded = match self.guarded {
                 true => guard::set(&self.site.pool, self.header).map(drop),
-                false => {
-                    guard::reserve(&self.site.pool, self.header).and_then(|()| self.forbid(&taken.image))
-                }
+                false => guard::reserve(&self.site.pool, self.header)
+                    .and_then(|()| self.forbid(&taken.image)),
             };
             guarded.map_err(|e| match e.raw_os_error() {
                 Some(libc::ECANCELED) => self.site.place.gone_elsewhere(),
@@ -129,7 +130,9 @@ impl Spot<'_> {
     fn relent(&self, owner: &mut OwnerObject, record: &Ownership, disturbed: bool) {
         if disturbed {
             let superseded = Some(DISTURBED.into());
-            if let Err(e) = owner.swap(&self.site.pool, &Ownership { superseded, ..record.renewed() }) {
+            if let Err(e) =
+                owner.swap(&self.site.pool, &Ownership { superseded, ..record.renewed() })
+            {
                 tracing::warn!("{e}");
                 // The guard stays lifted: then the header's version shows the next attempt that
                 // another client was there.
@@ -199,12 +202,20 @@ impl Spot<'_> {
                     progress.allowed = true;
                     return Ok(if expected == version { after } else { version });
                 }
-                Err(e) if matches!(e.raw_os_error(), Some(libc::ERANGE | libc::EOVERFLOW | libc::EBUSY)) => {}
+                Err(e)
+                    if matches!(
+                        e.raw_os_error(),
+                        Some(libc::ERANGE | libc::EOVERFLOW | libc::EBUSY)
+                    ) => {}
                 Err(e) => return Err(self.failed("allow changes of the image")(e)),
             }
             // A client that has taken the lock since then has forbidden changes itself. They are
             // not ours to allow.
-            expected = self.site.pool.version(self.header).map_err(self.failed("read the image's header"))?;
+            expected = self
+                .site
+                .pool
+                .version(self.header)
+                .map_err(self.failed("read the image's header"))?;
             if let Some(locker) =
                 self.site.pool.locker(self.header).map_err(self.failed("read the image's lock"))?
             {
@@ -230,7 +241,8 @@ impl Spot<'_> {
         reached(Point::Permitted)?;
         let image = self.site.open(Access::Write);
         let image = image.map_err(self.failed("open the image"))?;
-        let undisturbed = self.site.pool.version(self.header).map_err(self.failed(read_header))? == version;
+        let undisturbed =
+            self.site.pool.version(self.header).map_err(self.failed(read_header))? == version;
         progress.disturbed = !undisturbed;
         let ours = |locker: &Locker| address::same(&locker.address, self.client);
         if let Err(e) = image.lock() {
@@ -268,7 +280,9 @@ impl Spot<'_> {
         }
         let released = self.site.pool.break_lock(self.header, &taken.locker);
         let released = released.map_err(self.failed("release the lock"))?;
-        let lifted = match released.map(|version| guard::lift(&self.site.pool, self.header, Some(version))) {
+        let lifted = match released
+            .map(|version| guard::lift(&self.site.pool, self.header, Some(version)))
+        {
             Some(Ok(version)) => Some(version),
             Some(Err(e)) if !matches!(e.raw_os_error(), Some(libc::ERANGE | libc::EOVERFLOW)) => {
                 return Err(self.failed("lift the guard of the image")(e));
@@ -277,11 +291,20 @@ impl Spot<'_> {
             Some(Err(_)) | None => None,
         };
         let disturbed = lifted.is_none() || !taken.undisturbed;
-        let superseded = disturbed.then(|| DISTURBED.to_owned()).or_else(|| before.superseded.clone());
-        owner.swap(&self.site.pool, &Ownership { superseded, ..before.renewed() }.with_lifted(lifted))
+        let superseded =
+            disturbed.then(|| DISTURBED.to_owned()).or_else(|| before.superseded.clone());
+        owner.swap(
+            &self.site.pool,
+            &Ownership { superseded, ..before.renewed() }.with_lifted(lifted),
+        )
     }
 
-    pub(super) fn expose_or_warn(&self, taken: &Taken, owner: &mut OwnerObject, before: &Ownership) {
+    pub(super) fn expose_or_warn(
+        &self,
+        taken: &Taken,
+        owner: &mut OwnerObject,
+        before: &Ownership,
+    ) {
         if let Err(e) = self.expose(taken, owner, before) {
             tracing::warn!("{e}");
         }

@@ -57,8 +57,8 @@ pub(super) struct Survey {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Holder {
     Nobody,
-    /// A client that this cache may take the lock from: a killed process of this cache, or the former owner's client, which
-    /// is fenced whether it is alive or not.
+    /// A client that this cache may take the lock from: a killed process of this cache, or the
+    /// former owner's client, which is fenced whether it is alive or not.
     OurDead(Locker),
     /// A client that no longer watches the image. librbd would take its lock away, too.
     Gone(Locker),
@@ -73,7 +73,8 @@ impl Survey {
         let Site { place, pool, cluster } = site;
         let mut facts = site.facts()?;
         if facts.plugins.is_none() {
-            let of_pool = plugins_of_pool(&cluster.libraries().rbd, &cluster.pool(&place.pool, "")?);
+            let of_pool =
+                plugins_of_pool(&cluster.libraries().rbd, &cluster.pool(&place.pool, "")?);
             facts.plugins = of_pool.map_err(site.failed("read the pool's settings"))?;
         }
         let header = facts.header();
@@ -138,7 +139,9 @@ impl Survey {
         }
         let size = self.facts.size_bytes;
         if size == 0 {
-            return Err(unfit(format!("it is empty; give it a size first: rbd resize --size SIZE {what}")));
+            return Err(unfit(format!(
+                "it is empty; give it a size first: rbd resize --size SIZE {what}"
+            )));
         }
         if !size.is_multiple_of(SECTOR_BYTES as u64) {
             return Err(unfit(format!(
@@ -160,8 +163,13 @@ impl Survey {
 
     /// Refuses an image that a group's rollback could change. An image for which this cache has
     /// dirty data is served all the same.
-    pub(super) fn check_group_snapshots(&self, place: &Place, cache_uuid: Uuid) -> Result<(), BackendError> {
-        let dirty = self.own_record(cache_uuid).is_some_and(|record| record.state != OwnerState::Clean);
+    pub(super) fn check_group_snapshots(
+        &self,
+        place: &Place,
+        cache_uuid: Uuid,
+    ) -> Result<(), BackendError> {
+        let dirty =
+            self.own_record(cache_uuid).is_some_and(|record| record.state != OwnerState::Clean);
         match self.group_snapshot().filter(|_| !dirty) {
             Some(why) => Err(BackendError::Unsupported { what: place.what.clone(), why }),
             None => Ok(()),
@@ -171,10 +179,17 @@ impl Survey {
     /// Refuses an image of which librbd's persistent cache would hold data that no other host has.
     /// An image for which this cache has dirty data is served all the same: its settings cannot be
     /// changed meanwhile.
-    pub(super) fn check_plugins(&self, place: &Place, cache_uuid: Uuid) -> Result<(), BackendError> {
-        let dirty = self.own_record(cache_uuid).is_some_and(|record| record.state != OwnerState::Clean);
+    pub(super) fn check_plugins(
+        &self,
+        place: &Place,
+        cache_uuid: Uuid,
+    ) -> Result<(), BackendError> {
+        let dirty =
+            self.own_record(cache_uuid).is_some_and(|record| record.state != OwnerState::Clean);
         match &self.facts.plugins {
-            Some(plugins) if plugins.contains(PERSISTENT_CACHE) && !dirty => Err(place.has_plugins()),
+            Some(plugins) if plugins.contains(PERSISTENT_CACHE) && !dirty => {
+                Err(place.has_plugins())
+            }
             _ => Ok(()),
         }
     }
@@ -211,7 +226,11 @@ impl Survey {
 
     /// Refuses a cache that may lack data that it once held of the image, and an image that is half
     /// rolled back.
-    pub(super) fn check_whole(&self, place: &Place, options: &OpenOptions) -> Result<(), BackendError> {
+    pub(super) fn check_whole(
+        &self,
+        place: &Place,
+        options: &OpenOptions,
+    ) -> Result<(), BackendError> {
         let Some(record) = &self.record else { return Ok(()) };
         record.check_rolled_back(&place.what, options)?;
         record.check_whole(&place.what, options)
@@ -222,8 +241,9 @@ impl Survey {
         self.check_reader(place, cache_uuid)?;
         // An attempt of this cache to open the image may have been cut short between the guard and
         // the record.
-        let ours =
-            |record: &Ownership| record.state != OwnerState::Clean || !record.clients.claims.is_empty();
+        let ours = |record: &Ownership| {
+            record.state != OwnerState::Clean || !record.clients.claims.is_empty()
+        };
         if !self.guarded() || self.own_record(cache_uuid).is_some_and(ours) {
             return Ok(());
         }
@@ -241,8 +261,9 @@ impl Survey {
         Err(BackendError::Unsupported { what, why })
     }
 
-    /// Addresses of clients of this cache, and of the owner from whom its image was taken over. The lock on the cache device
-    /// proves that this cache's clients are dead; the former owner's are fenced.
+    /// Addresses of clients of this cache, and of the owner from whom its image was taken over. The
+    /// lock on the cache device proves that this cache's clients are dead; the former owner's are
+    /// fenced.
     pub(super) fn own_clients(&self, options: &OpenOptions) -> Vec<String> {
         let mut clients: Vec<String> = attached_client(options).into_iter().collect();
         if let Some(record) = self.own_record(Uuid::from_bytes(options.cache_uuid)) {
@@ -262,8 +283,10 @@ impl Survey {
         if self.lock_tag != LOCK_TAG_MANAGED {
             return Holder::Manual(locker);
         }
-        let watches = self.facts.watchers.iter().any(|watcher| address::same(watcher, &locker.address));
-        let ours = self.own_clients(options).iter().any(|client| address::same(client, &locker.address));
+        let watches =
+            self.facts.watchers.iter().any(|watcher| address::same(watcher, &locker.address));
+        let ours =
+            self.own_clients(options).iter().any(|client| address::same(client, &locker.address));
         // The cache device may have come from another host, or two hosts may have the same name.
         // Then nothing is proven about a process on the other host that still watches the image.
         // The clients of an image that was taken over are fenced even if they are alive.
@@ -300,7 +323,8 @@ impl Survey {
 
     /// Refuses an image that its owner still has open.
     pub(super) fn refuse_live(&self, place: &Place, owner: &Ownership) -> Result<(), BackendError> {
-        let watches = |client: &&String| self.facts.watchers.iter().any(|w| address::same(w, client));
+        let watches =
+            |client: &&String| self.facts.watchers.iter().any(|w| address::same(w, client));
         let Some(client) = owner.clients.named().find(watches) else { return Ok(()) };
         let holder = format!(
             "cache {} on host {} has it open ({client}); remove the volume there first (if it has died, it is forgotten after 30 s)",
@@ -319,7 +343,9 @@ impl Survey {
     ) -> Result<(), BackendError> {
         let what = place.what.clone();
         match holder {
-            Holder::Live(locker) => Err(BackendError::Locked { what, holder: self.live_holder(locker) }),
+            Holder::Live(locker) => {
+                Err(BackendError::Locked { what, holder: self.live_holder(locker) })
+            }
             Holder::Manual(locker) => {
                 let Locker { client, cookie, address, .. } = locker;
                 let holder = format!(
@@ -328,22 +354,28 @@ impl Survey {
                 );
                 Err(BackendError::Locked { what, holder })
             }
-            Holder::Nobody | Holder::OurDead(_) | Holder::Gone(_) => match &self.strangers(options)[..] {
-                [] => Ok(()),
-                strangers => {
-                    let who = strangers.join(", ");
-                    let holder = format!(
-                        "open for writing by {who}; stop that client first (if it has died, it is forgotten after 30 s)"
-                    );
-                    Err(BackendError::Locked { what, holder })
+            Holder::Nobody | Holder::OurDead(_) | Holder::Gone(_) => {
+                match &self.strangers(options)[..] {
+                    [] => Ok(()),
+                    strangers => {
+                        let who = strangers.join(", ");
+                        let holder = format!(
+                            "open for writing by {who}; stop that client first (if it has died, it is forgotten after 30 s)"
+                        );
+                        Err(BackendError::Locked { what, holder })
+                    }
                 }
-            },
+            }
         }
     }
 
     fn live_holder(&self, locker: &Locker) -> String {
         let of_record = |record: &&Ownership| {
-            record.clients.owner.as_ref().is_some_and(|client| address::same(client, &locker.address))
+            record
+                .clients
+                .owner
+                .as_ref()
+                .is_some_and(|client| address::same(client, &locker.address))
         };
         match self.record.as_ref().filter(of_record) {
             Some(record) => format!(
@@ -378,7 +410,10 @@ impl Survey {
         let (held, by_owner) = match holder {
             Holder::OurDead(locker) => {
                 let owner = |client: &String| address::same(client, &locker.address);
-                (true, !clients.claims.iter().any(owner) || clients.owner.as_ref().is_some_and(owner))
+                (
+                    true,
+                    !clients.claims.iter().any(owner) || clients.owner.as_ref().is_some_and(owner),
+                )
             }
             _ => (false, false),
         };
@@ -386,7 +421,9 @@ impl Survey {
             OwnerState::Open if by_owner => Continuity::proven(match &record.taken_from {
                 None => "this cache's lock is still in place".to_owned(),
                 Some(host) => {
-                    format!("the lock of host {host}, from which it is taken over, is still in place")
+                    format!(
+                        "the lock of host {host}, from which it is taken over, is still in place"
+                    )
                 }
             }),
             // A stopped owner has left the image in this state.
@@ -400,9 +437,9 @@ impl Survey {
                 Continuity::unproven("this cache's lock is no longer in place")
             }
             OwnerState::Open if untouched => Continuity::unproven(CUT),
-            OwnerState::Open => {
-                Continuity::overwritten("neither this cache's lock nor its guard is in place any more")
-            }
+            OwnerState::Open => Continuity::overwritten(
+                "neither this cache's lock nor its guard is in place any more",
+            ),
             _ if unchanged => Continuity::proven("the image's header is as this cache released it"),
             // After a kill between lock and record, it is not known what happened between release
             // and lock.
@@ -410,7 +447,9 @@ impl Survey {
             OwnerState::Dirty if self.guard_proves() => Continuity::unproven(
                 "the image's header has changed since this cache's release, under its guard",
             ),
-            _ => Continuity::overwritten("the image's header has changed since this cache's release"),
+            _ => {
+                Continuity::overwritten("the image's header has changed since this cache's release")
+            }
         }
     }
 

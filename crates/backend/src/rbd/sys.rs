@@ -266,7 +266,10 @@ mod tests {
     #[test]
     fn a_missing_library_is_named_with_the_packages_to_install() {
         let line = load("libtidepool-absent.so.1", "librbd.so.1").err().expect("no such library");
-        assert!(line.contains("libtidepool-absent.so.1") && line.contains("librados2 and librbd1"), "{line}");
+        assert!(
+            line.contains("libtidepool-absent.so.1") && line.contains("librados2 and librbd1"),
+            "{line}"
+        );
         assert!(!line.contains('\n'));
     }
 }

@@ -47,7 +47,11 @@ fn write(backend: &mut RbdBackend, byte: u8) -> (Result<(), IoError>, bool) {
 }
 
 /// Changes a snapshot and waits for the outcome.
-fn change_snapshot(backend: &mut RbdBackend, name: &str, change: SnapshotChange) -> Result<(), IoError> {
+fn change_snapshot(
+    backend: &mut RbdBackend,
+    name: &str,
+    change: SnapshotChange,
+) -> Result<(), IoError> {
     backend.change_snapshot(u64::MAX, name, change)?;
     let mut outcome = None;
     while outcome.is_none() {
@@ -89,7 +93,9 @@ fn refresh_handles(place: &Place) {
 fn break_lock(place: &Place) {
     let site = place.connect().expect("a second client");
     let survey = Survey::take(&site).expect("a survey");
-    site.pool.break_lock(&survey.facts.header(), &survey.locker.expect("a locker")).expect("broken");
+    site.pool
+        .break_lock(&survey.facts.header(), &survey.locker.expect("a locker"))
+        .expect("broken");
 }
 
 fn guarded(place: &Place) -> bool {
@@ -101,16 +107,23 @@ fn a_record_changes_only_from_the_version_that_was_read(lab: &Lab) {
     let place = place(lab, "swapped");
     let site = place.connect().expect("a client");
     let record = Ownership::new(1, Uuid::from_bytes([7; 16]), OwnerState::Clean);
-    let read = || OwnerObject::read(&place.what, &site.pool, "tidepool_owner.test").expect("a read");
+    let read =
+        || OwnerObject::read(&place.what, &site.pool, "tidepool_owner.test").expect("a read");
     let (mut first, none) = read();
     assert!(none.is_none());
     let (mut second, _) = read();
     first.swap(&site.pool, &record).expect("the first to create it");
-    assert!(matches!(second.swap(&site.pool, &record), Err(BackendError::Locked { .. })), "created twice");
+    assert!(
+        matches!(second.swap(&site.pool, &record), Err(BackendError::Locked { .. })),
+        "created twice"
+    );
     let (mut third, found) = read();
     assert_eq!(found, Some(record.clone()));
     third.swap(&site.pool, &record).expect("from the version that was read");
-    assert!(matches!(first.swap(&site.pool, &record), Err(BackendError::Locked { .. })), "a lost update");
+    assert!(
+        matches!(first.swap(&site.pool, &record), Err(BackendError::Locked { .. })),
+        "a lost update"
+    );
     third.swap(&site.pool, &record).expect("from the version that was written");
 }
 
@@ -183,7 +196,9 @@ fn bury(place: &Place) {
     let site = place.connect().expect("a client");
     let clients = record(place).clients.claims;
     let fence = |text: &String| {
-        site.cluster.blocklist(address::Client::of(text).expect("an address"), 600.0).expect("fenced")
+        site.cluster
+            .blocklist(address::Client::of(text).expect("an address"), 600.0)
+            .expect("fenced")
     };
     clients.iter().for_each(fence);
     while !Survey::take(&site).expect("a survey").facts.watchers.is_empty() {
@@ -259,7 +274,9 @@ fn snapshots_are_changed_under_the_guard_and_what_is_refused_costs_nothing(lab: 
 
 fn a_kill_while_a_snapshot_is_changed_costs_neither_dirty_data_nor_access(lab: &Lab) {
     for (number, change) in
-        [SnapshotChange::Remove, SnapshotChange::Protect, SnapshotChange::Unprotect].into_iter().enumerate()
+        [SnapshotChange::Remove, SnapshotChange::Protect, SnapshotChange::Unprotect]
+            .into_iter()
+            .enumerate()
     {
         let place = place(lab, &format!("cut-snapshot{number}"));
         let (mut backend, ..) = open_place(place.clone(), &options()).expect("opened");
@@ -275,7 +292,8 @@ fn a_kill_while_a_snapshot_is_changed_costs_neither_dirty_data_nor_access(lab: &
         });
         assert!(!guarded(&place));
         assert_eq!(snapshots(&place), [("kept".to_owned(), protected)]);
-        let (mut backend, _, continuity) = open_place(place.clone(), &dirty()).expect("nobody has written");
+        let (mut backend, _, continuity) =
+            open_place(place.clone(), &dirty()).expect("nobody has written");
         assert!(continuity.proven, "{}", continuity.reason);
         assert!(guarded(&place));
         assert_eq!(change_snapshot(&mut backend, "kept", change), Ok(()), "it is done again");
@@ -333,7 +351,8 @@ fn a_client_that_comes_between_survey_and_lock_is_seen(lab: &Lab) {
         assert!(matches!(refused, Some(BackendError::Locked { .. })), "{refused:?}");
         assert!(!guarded(&place), "a guard that the stranger does not know of vouches for nothing");
         let stranger = given.recv().expect("a stranger");
-        let refused = open_place(place.clone(), &options()).err().expect("it is still there").to_string();
+        let refused =
+            open_place(place.clone(), &options()).err().expect("it is still there").to_string();
         assert!(refused.contains("open for writing by"), "{refused}");
         if writes {
             stranger.0.lock().expect("the image is not guarded");
@@ -356,16 +375,21 @@ fn a_client_that_comes_between_survey_and_lock_is_seen(lab: &Lab) {
 fn an_image_of_a_group_or_on_its_way_is_refused_and_a_served_one_gets_into_neither(lab: &Lab) {
     let rbd = |arguments: &[&str]| lab.rbd(arguments).map(drop).map_err(|e| e.to_string());
     let join = |image: &str| rbd(&["group", "image", "add", "team", image]);
-    let leave = |image: &str| rbd(&["group", "image", "rm", "team", image]).expect("it leaves the group");
+    let leave =
+        |image: &str| rbd(&["group", "image", "rm", "team", image]).expect("it leaves the group");
     let depart = |image: &str| rbd(&["migration", "prepare", image, "elsewhere"]);
-    let come_back = || rbd(&["migration", "abort", "--no-progress", "elsewhere"]).expect("it comes back");
+    let come_back =
+        || rbd(&["migration", "abort", "--no-progress", "elsewhere"]).expect("it comes back");
     let refused = |place: &Place| {
         let opened = open_place(place.clone(), &options()).err();
         let site = place.connect().expect("a second client");
         let looked = Survey::take(&site).and_then(|survey| survey.check_kind(place));
         for error in [opened, looked.err()] {
             let error = error.expect("it is refused").to_string();
-            assert!(error.contains("is in a group") && error.contains("rbd group image rm GROUP"), "{error}");
+            assert!(
+                error.contains("is in a group") && error.contains("rbd group image rm GROUP"),
+                "{error}"
+            );
         }
     };
     let kept_away = |image: &str, when: &str| {
@@ -385,7 +409,9 @@ fn an_image_of_a_group_or_on_its_way_is_refused_and_a_served_one_gets_into_neith
     };
     let place_of = |image: &str, features: &[&str]| {
         let place = place(lab, image);
-        features.iter().for_each(|feature| rbd(&["feature", "enable", image, feature]).expect("a feature"));
+        features
+            .iter()
+            .for_each(|feature| rbd(&["feature", "enable", image, feature]).expect("a feature"));
         place
     };
     for (image, features) in [("guarded", &[][..]), ("journaled", &["journaling"])] {
@@ -398,7 +424,8 @@ fn an_image_of_a_group_or_on_its_way_is_refused_and_a_served_one_gets_into_neith
         leave(image);
         let error = open_place(place.clone(), &options()).err().expect("it is refused").to_string();
         assert!(
-            error.contains("belongs to a snapshot of a group") && error.contains("rbd group snap rm"),
+            error.contains("belongs to a snapshot of a group")
+                && error.contains("rbd group snap rm"),
             "{error}"
         );
         rbd(&["group", "snap", "rm", "team@then"]).expect("removed");

@@ -1,5 +1,5 @@
-//! The RADOS clients in an ownership record: which client has the image, which were about to take it,
-//! and which are fenced.
+//! The RADOS clients in an ownership record: which client has the image, which were about to take
+//! it, and which are fenced.
 
 use super::Ownership;
 use super::host::{boot_id, host_name, unix_s};
@@ -69,7 +69,8 @@ impl Clients {
 
     /// Its texts, which appear in messages.
     pub(super) fn texts(&self) -> impl Iterator<Item = &String> {
-        let fenced = self.fenced.iter().flat_map(|fenced| [&fenced.address, &fenced.host, &fenced.boot_id]);
+        let fenced =
+            self.fenced.iter().flat_map(|fenced| [&fenced.address, &fenced.host, &fenced.boot_id]);
         self.named().chain(fenced)
     }
 }
@@ -98,7 +99,9 @@ impl Fenced {
     /// Whether its host is this one, by its name, and has been restarted since.
     pub(crate) fn is_of_former_boot(&self) -> bool {
         let now = boot_id();
-        self.host == host_name() && ![&self.boot_id, &now].contains(&&String::new()) && self.boot_id != now
+        self.host == host_name()
+            && ![&self.boot_id, &now].contains(&&String::new())
+            && self.boot_id != now
     }
 
     /// Whether it has not expired.
@@ -111,7 +114,8 @@ impl Fenced {
 impl Display for Fenced {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let days = self.until_unix_s.saturating_sub(unix_s()).div_ceil(86_400);
-        let host = if self.host.is_empty() { "an unknown host" } else { &format!("host {}", self.host) };
+        let host =
+            if self.host.is_empty() { "an unknown host" } else { &format!("host {}", self.host) };
         write!(f, "{} of {host} for {days} more days", self.address)
     }
 }
@@ -146,7 +150,8 @@ impl Ownership {
 
     /// The record without the fences that are in `were` and not in `are`.
     pub(crate) fn without_fences(mut self, were: &[Fenced], are: &[Fenced]) -> Ownership {
-        let has = |list: &[Fenced], one: &Fenced| list.iter().any(|fenced| fenced.address == one.address);
+        let has =
+            |list: &[Fenced], one: &Fenced| list.iter().any(|fenced| fenced.address == one.address);
         self.clients.fenced.retain(|fenced| !has(were, fenced) || has(are, fenced));
         self
     }

@@ -26,7 +26,11 @@ impl Continuity {
     }
 
     /// Refuses an image if the cache has dirty data that must not be drained to it.
-    pub(crate) fn check_dirty(&self, what: &str, options: &OpenOptions) -> Result<(), BackendError> {
+    pub(crate) fn check_dirty(
+        &self,
+        what: &str,
+        options: &OpenOptions,
+    ) -> Result<(), BackendError> {
         if options.dirty && self.overwritten {
             return Err(BackendError::Overwritten { what: what.into(), why: self.reason.clone() });
         }
@@ -36,14 +40,20 @@ impl Continuity {
     /// The proof is valid only for content that the cache has brought to the record's generation.
     /// If the cache does not know a generation in which the image was released clean, the image had
     /// another use in between: whatever dirty data the cache holds is older.
-    pub(crate) fn of_generation(self, record: Option<&Ownership>, options: &OpenOptions) -> Continuity {
+    pub(crate) fn of_generation(
+        self,
+        record: Option<&Ownership>,
+        options: &OpenOptions,
+    ) -> Continuity {
         let later = |record: &&Ownership| {
             record.state == OwnerState::Clean
                 && options.generation.is_some_and(|known| known < record.generation)
         };
         if let Some(record) = record.filter(later).filter(|_| !self.overwritten) {
-            let reason =
-                format!("the image was used and released since, as generation {}", record.generation);
+            let reason = format!(
+                "the image was used and released since, as generation {}",
+                record.generation
+            );
             return Continuity::overwritten(reason);
         }
         let known_later =

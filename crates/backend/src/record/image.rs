@@ -1,5 +1,5 @@
-//! What an ownership record says about a file or device itself: which one it is, and what the kernel
-//! had counted of it.
+//! What an ownership record says about a file or device itself: which one it is, and what the
+//! kernel had counted of it.
 //!
 //! Several things distinguish an image from others, and each of them may be missing: a number that
 //! the kernel gives to no second disk while it runs, and names that last from boot to boot. Two
@@ -69,7 +69,8 @@ impl ImageId {
         let is_unique = |kind: &String| !self.shared.contains(kind) && !now.shared.contains(kind);
         let proven = |kind: &String| proves(kind) && is_unique(kind) && both(kind).is_some();
         let one_boot = !self.boot_id.is_empty() && self.boot_id == now.boot_id;
-        let one_setup = self.setup.as_ref().zip(now.setup.as_ref()).is_none_or(|(then, now)| then == now);
+        let one_setup =
+            self.setup.as_ref().zip(now.setup.as_ref()).is_none_or(|(then, now)| then == now);
         let sequence = self.sequence.is_some() && self.sequence == now.sequence;
         match one_boot && one_setup && sequence || self.lasting.keys().any(proven) {
             true => Sameness::Same,

@@ -12,8 +12,11 @@ pub(crate) fn record(state: OwnerState) -> Ownership {
 #[test]
 fn a_record_is_read_back_as_written() {
     let mut record = record(OwnerState::Dirty);
-    record.stamp =
-        Some(ImageStamp::File { size_bytes: 1 << 40, inode: 7, mtime_ns: 1_700_000_000_000_000_001 });
+    record.stamp = Some(ImageStamp::File {
+        size_bytes: 1 << 40,
+        inode: 7,
+        mtime_ns: 1_700_000_000_000_000_001,
+    });
     record.clients.owner = Some("10.0.0.1:0/77".into());
     assert_eq!(Ownership::from_json("x", &record.to_json()).expect("own record"), record);
     record.stamp = Some(ImageStamp::Header { version: 9 });
@@ -45,7 +48,9 @@ fn read_again<T: DeserializeOwned + Serialize>(name: &str, bytes: &[u8], known: 
     let document: T = parse(name, bytes, known).unwrap_or_else(|e| panic!("{e}"));
     let again = serde_json::to_value(document).expect("plain fields");
     let golden: serde_json::Value = serde_json::from_slice(bytes).expect("JSON");
-    for (field, value) in golden.as_object().expect("an object").iter().filter(|(f, _)| *f != "version") {
+    for (field, value) in
+        golden.as_object().expect("an object").iter().filter(|(f, _)| *f != "version")
+    {
         // Version 1 had room for a name there, which no release has written.
         if field != "peer" || !value.is_string() {
             assert_eq!(again.get(field), Some(value), "{name}: {field}");
@@ -65,9 +70,15 @@ fn documents_of_every_version_are_read() {
             match name.split('-').next() {
                 Some("record") => {
                     read_again::<Ownership>(&name, &bytes, VERSION);
-                    let record = Ownership::from_json(&name, &bytes).unwrap_or_else(|e| panic!("{e}"));
-                    let again: Ownership = Ownership::from_json(&name, &record.to_json()).expect("its own");
-                    assert_eq!((record.version, &again), (version, &record), "it is written as it was read");
+                    let record =
+                        Ownership::from_json(&name, &bytes).unwrap_or_else(|e| panic!("{e}"));
+                    let again: Ownership =
+                        Ownership::from_json(&name, &record.to_json()).expect("its own");
+                    assert_eq!(
+                        (record.version, &again),
+                        (version, &record),
+                        "it is written as it was read"
+                    );
                 }
                 Some("redo") => read_again::<Header>(&name, &bytes, redo::VERSION),
                 Some("note") => read_again::<Note>(&name, &bytes, redo::VERSION),
@@ -84,12 +95,16 @@ fn documents_of_every_version_are_read() {
 
 #[test]
 fn a_record_is_written_byte_by_byte_as_it_was_read() {
-    for name in
-        ["v1/record-rbd-open", "v2/record-rbd-sync", "v2/record-rbd-taken-over", "v3/record-rbd-rolling-back"]
-    {
+    for name in [
+        "v1/record-rbd-open",
+        "v2/record-rbd-sync",
+        "v2/record-rbd-taken-over",
+        "v3/record-rbd-rolling-back",
+    ] {
         let path = format!("{}/tests/golden/{name}.json", env!("CARGO_MANIFEST_DIR"));
         let golden = std::fs::read_to_string(path).expect("a document");
-        let record = Ownership::from_json(name, golden.as_bytes()).unwrap_or_else(|e| panic!("{e}"));
+        let record =
+            Ownership::from_json(name, golden.as_bytes()).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(String::from_utf8(record.to_json()).expect("JSON"), golden, "{name}");
     }
 }
@@ -105,11 +120,14 @@ fn a_record_of_a_rollback_is_one_that_older_releases_refuse() {
     }
     let reader = OpenOptions { cache_uuid: [3; 16], ..OpenOptions::default() };
     let refused = read.check_rolled_back("img", &reader).expect_err("half rolled back").to_string();
-    assert!(refused.contains("snapshot then was cut short") && !refused.contains('\n'), "{refused}");
+    assert!(
+        refused.contains("snapshot then was cut short") && !refused.contains('\n'),
+        "{refused}"
+    );
     let again = OpenOptions { roll_back: Some("other".into()), ..reader.clone() };
     assert!(read.check_rolled_back("img", &again).is_ok(), "any snapshot makes it whole");
-    let known =
-        Continuity::of_record(Some(&read), Uuid::from_bytes([3; 16])).expect("what is cached is of before");
+    let known = Continuity::of_record(Some(&read), Uuid::from_bytes([3; 16]))
+        .expect("what is cached is of before");
     assert!(known.overwritten, "{}", known.reason);
     let done = read.rolled_back();
     assert_eq!((done.version, &done.rollback, &done.superseded), (1, &None, &None));
@@ -127,8 +145,10 @@ fn what_a_record_says_is_one_line() {
     let host = format!("\"host\": \"{}\"", host_name());
     assert!(text.contains(&host), "{text}");
     let owner = Uuid::from_bytes([3; 16]).to_string();
-    for foreign in [text.replace(&host, "\"host\": \"a\\nb\""), text.replace(&owner, "\\n\\u001b")] {
-        let line = Ownership::from_json("img", foreign.as_bytes()).expect_err("not ours").to_string();
+    for foreign in [text.replace(&host, "\"host\": \"a\\nb\""), text.replace(&owner, "\\n\\u001b")]
+    {
+        let line =
+            Ownership::from_json("img", foreign.as_bytes()).expect_err("not ours").to_string();
         assert!(!line.contains(char::is_control), "{line:?}");
     }
     assert_eq!(printable("a\nb\u{1b}ä"), "a?b?ä");
@@ -138,7 +158,12 @@ pub(crate) const OWNER: [u8; 16] = [3; 16];
 pub(crate) const PEER: [u8; 16] = [4; 16];
 
 fn peer() -> Peer {
-    Peer { cache_uuid: Uuid::from_bytes(PEER), boot_id: boot_id(), host: "elsewhere".into(), only: false }
+    Peer {
+        cache_uuid: Uuid::from_bytes(PEER),
+        boot_id: boot_id(),
+        host: "elsewhere".into(),
+        only: false,
+    }
 }
 
 pub(crate) fn paired() -> Ownership {
@@ -206,9 +231,15 @@ fn a_peer_is_told_in_one_line_or_not_at_all() {
         let refused = paired().check_peer("x", Some(&peer)).expect_err("unsound").errno();
         assert_eq!(refused, tidepool_engine::api::IoError::Errno(libc::EINVAL));
     }
-    assert!(paired().disowned().check_peer("x", Some(&peer())).is_err(), "its cache counts for nothing");
-    assert!(paired().check_peer("x", Some(&peer())).is_ok() && paired().check_peer("x", None).is_ok());
-    let line = paired().check_owner("x", Uuid::from_bytes([5; 16])).expect_err("not ours").to_string();
+    assert!(
+        paired().disowned().check_peer("x", Some(&peer())).is_err(),
+        "its cache counts for nothing"
+    );
+    assert!(
+        paired().check_peer("x", Some(&peer())).is_ok() && paired().check_peer("x", None).is_ok()
+    );
+    let line =
+        paired().check_owner("x", Uuid::from_bytes([5; 16])).expect_err("not ours").to_string();
     assert!(line.ends_with("remove the volume, or take it over on host elsewhere"), "{line}");
 }
 
@@ -225,7 +256,9 @@ fn an_image_is_taken_over_from_exactly_one_state() {
         (&PEER, &None, &Some(host_name()))
     );
     assert_eq!((&taken.clients, taken.clients.lifted), (&paired.clients, Some(9)));
-    assert!(taken.owns_redo_of(Uuid::from_bytes(OWNER)) && taken.owns_redo_of(Uuid::from_bytes(PEER)));
+    assert!(
+        taken.owns_redo_of(Uuid::from_bytes(OWNER)) && taken.owns_redo_of(Uuid::from_bytes(PEER))
+    );
     let refused = |record: &Ownership, how: TakeOver| {
         let error = record.taken_over("x", &how).expect_err("another state");
         assert!(matches!(error, BackendError::NotPeer { .. }), "{error}");
@@ -240,7 +273,10 @@ fn an_image_is_taken_over_from_exactly_one_state() {
         let restarted = paired.with_peer(Some(Peer { boot_id: boot_id.into(), ..peer() }));
         refused(&restarted, by_peer());
         let accepted = TakeOver { accept_loss: true, ..by_peer() };
-        assert_eq!(restarted.taken_over("x", &accepted).expect("the loss is accepted").generation, 8);
+        assert_eq!(
+            restarted.taken_over("x", &accepted).expect("the loss is accepted").generation,
+            8
+        );
     }
     // There and back, a second time: each former owner is listed once.
     let open = OpenOptions { cache_uuid: PEER, generation: Some(7), ..OpenOptions::default() };
@@ -248,8 +284,9 @@ fn an_image_is_taken_over_from_exactly_one_state() {
     assert_eq!((opened.generation, opened.base, &opened.taken_from), (9, Some(7), &None));
     assert!(opened.owns_redo_of(Uuid::from_bytes(OWNER)));
     let back = opened.with_peer(Some(Peer { cache_uuid: Uuid::from_bytes(OWNER), ..peer() }));
-    let back =
-        back.taken_over("x", &TakeOver { cache_uuid: OWNER, generation: 9, ..by_peer() }).expect("its peer");
+    let back = back
+        .taken_over("x", &TakeOver { cache_uuid: OWNER, generation: 9, ..by_peer() })
+        .expect("its peer");
     assert_eq!(back.former, [Uuid::from_bytes(PEER)]);
     assert!(opened.released(Release { clean: true, cache_failed: false }, None).former.is_empty());
 }
@@ -257,9 +294,14 @@ fn an_image_is_taken_over_from_exactly_one_state() {
 #[test]
 fn what_was_taken_over_is_what_the_peer_knew() {
     let taken = paired().taken_over("x", &by_peer()).expect("its peer");
-    let knows =
-        |generation| OpenOptions { cache_uuid: PEER, generation, dirty: true, ..OpenOptions::default() };
-    for (known, fits) in [(Some(7), true), (Some(8), true), (None, true), (Some(6), false), (Some(0), false)]
+    let knows = |generation| OpenOptions {
+        cache_uuid: PEER,
+        generation,
+        dirty: true,
+        ..OpenOptions::default()
+    };
+    for (known, fits) in
+        [(Some(7), true), (Some(8), true), (None, true), (Some(6), false), (Some(0), false)]
     {
         assert_eq!(taken.check_known("x", &knows(known)).is_ok(), fits, "{known:?}");
         let proven = Continuity::proven("").of_generation(Some(&taken), &knows(known)).proven;
@@ -291,7 +333,10 @@ fn fences_are_listed_until_they_fall() {
     let unknown = Fenced { host: String::new(), boot_id: String::new(), ..fenced(9, later) };
     let again = record.clone().with_fences(&[fenced(2, later + 500), unknown]);
     assert_eq!(again.clients.fenced[1..], list(1..4)[..]);
-    assert_eq!(again.clone().with_fences(&[fenced(9, later + 500)]).clients.fenced[0], fenced(9, later));
+    assert_eq!(
+        again.clone().with_fences(&[fenced(9, later + 500)]).clients.fenced[0],
+        fenced(9, later)
+    );
     let fallen = listing(vec![fenced(1, 5), fenced(2, later)]);
     assert_eq!(fallen.clients.standing_fences().count(), 1);
     assert_eq!(fallen.with_fences(&[]).clients.fenced, [fenced(2, later)]);
@@ -311,7 +356,8 @@ fn fences_are_listed_until_they_fall() {
         Ownership::from_json("x", &record.to_json()).expect("own record"),
     ];
     assert!(next.iter().all(|next| next.clients.fenced == record.clients.fenced), "{next:?}");
-    let taken = paired().with_fences(&record.clients.fenced).taken_over("x", &by_peer()).expect("its peer");
+    let taken =
+        paired().with_fences(&record.clients.fenced).taken_over("x", &by_peer()).expect("its peer");
     assert_eq!(taken.clients.fenced, record.clients.fenced);
 }
 
@@ -320,7 +366,10 @@ fn what_a_record_says_of_fences_is_bounded_and_may_be_missing() {
     let later = unix_s() + 1000;
     let many: Vec<Fenced> = (0..40).map(|number| fenced(number, later)).collect();
     let forged = listing(many);
-    assert_eq!(Ownership::from_json("x", &forged.to_json()).expect("cut").clients.fenced.len(), FENCED_MAX);
+    assert_eq!(
+        Ownership::from_json("x", &forged.to_json()).expect("cut").clients.fenced.len(),
+        FENCED_MAX
+    );
     for text in ["a\nb", "\u{7f}", "\0"] {
         for change in [0, 1, 2] {
             let mut one = fenced(1, later);

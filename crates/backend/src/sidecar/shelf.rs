@@ -107,7 +107,10 @@ impl Shelf for FileShelf {
     fn remove_group(&self, generation: u64, group: u64, _frames: Option<u32>) -> io::Result<()> {
         let path = self.group_path(generation, group);
         // Writes to the open file would be lost once its name is removed.
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).take_if(|(opened, _)| *opened == path);
+        self.open
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take_if(|(opened, _)| *opened == path);
         remove(&path)
     }
 

@@ -7,8 +7,8 @@ pub mod cluster;
 use std::collections::HashMap;
 use std::os::fd::RawFd;
 use tidepool_backend::{
-    Backend, BackendError, BackendUri, CheckReport, CheckStatus, OpenOptions, Opened, Ownership, Peer,
-    Release, TakeOver, Transfer, boot_id,
+    Backend, BackendError, BackendUri, CheckReport, CheckStatus, OpenOptions, Opened, Ownership,
+    Peer, Release, TakeOver, Transfer, boot_id,
 };
 use tidepool_engine::api::{BLOCK_BYTES, IoError};
 use tidepool_engine::format::{Entry, EntryKind, crc32c};
@@ -39,8 +39,11 @@ pub fn check(uri: &str, options: &OpenOptions) -> CheckReport {
 
 /// The line of an item that has failed in a check.
 pub fn failed(report: &CheckReport, name: &str) -> String {
-    let item =
-        report.items.iter().find(|item| item.name == name).unwrap_or_else(|| panic!("no {name}: {report:?}"));
+    let item = report
+        .items
+        .iter()
+        .find(|item| item.name == name)
+        .unwrap_or_else(|| panic!("no {name}: {report:?}"));
     assert_eq!(item.status, CheckStatus::Failed, "{report:?}");
     item.detail.clone()
 }
@@ -64,7 +67,8 @@ pub fn refused(uri: &str, options: OpenOptions) -> String {
 /// A cache that comes back and knows less of an image than before is refused, and nothing is
 /// changed.
 pub fn a_forgetful_cache_is_refused(uri: &str, options: &OpenOptions) {
-    let knows = |generation| OpenOptions { generation, dirty: generation.is_some(), ..options.clone() };
+    let knows =
+        |generation| OpenOptions { generation, dirty: generation.is_some(), ..options.clone() };
     let own = |generation| open(uri, knows(generation)).expect("opened");
     let removed = own(None);
     let first = removed.generation;
@@ -86,7 +90,12 @@ pub fn a_forgetful_cache_is_refused(uri: &str, options: &OpenOptions) {
 
 /// The cache OTHER on this host, as holder of the second copy.
 pub fn other_as_peer() -> Peer {
-    Peer { cache_uuid: Uuid::from_bytes(OTHER), boot_id: boot_id(), host: "peer.example".into(), only: false }
+    Peer {
+        cache_uuid: Uuid::from_bytes(OTHER),
+        boot_id: boot_id(),
+        host: "peer.example".into(),
+        only: false,
+    }
 }
 
 pub fn ownership(uri: &str) -> Ownership {
@@ -187,7 +196,10 @@ impl Driver {
         while !self.finished(token) {
             self.poll(-1);
         }
-        (self.done.remove(&token).expect("just seen"), self.memory.remove(&token).expect("its memory"))
+        (
+            self.done.remove(&token).expect("just seen"),
+            self.memory.remove(&token).expect("its memory"),
+        )
     }
 
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), IoError> {

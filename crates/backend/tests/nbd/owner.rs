@@ -20,7 +20,10 @@ fn one_cache_of_the_host_owns_an_export() {
     let linked = format!("nbd+unix:///?socket={}", link.display());
     for uri in [scratch.uri(), linked.clone()] {
         let line = refused(&uri, scratch.options(OTHER));
-        assert!(line.contains("in use") && line.contains(&std::process::id().to_string()), "{line}");
+        assert!(
+            line.contains("in use") && line.contains(&std::process::id().to_string()),
+            "{line}"
+        );
         assert!(failed(&check(&uri, &scratch.options(OURS)), "lock").contains("in use"));
     }
     driver.close(false).expect("closed");
@@ -70,7 +73,8 @@ fn a_peer_is_named_and_takes_the_export_over_when_its_owner_is_gone() {
     let scratch = Scratch::new();
     let uri: BackendUri = scratch.uri().parse().expect("a URI");
     let state = scratch.0.join("state");
-    let record = || tidepool_backend::ownership(&uri, Some(&state)).expect("readable").expect("a record");
+    let record =
+        || tidepool_backend::ownership(&uri, Some(&state)).expect("readable").expect("a record");
     let how = |generation| TakeOver {
         cache_uuid: OTHER,
         generation,
@@ -81,7 +85,8 @@ fn a_peer_is_named_and_takes_the_export_over_when_its_owner_is_gone() {
     let server = scratch.filtered(&[], &[]);
     let mut driver = scratch.open();
     // A peer is named beside as many transfers as there may be, and without the server.
-    let reads: Vec<u64> = (0..INFLIGHT_MAX as u64).map(|at| driver.start_read(at * 4096, 4096)).collect();
+    let reads: Vec<u64> =
+        (0..INFLIGHT_MAX as u64).map(|at| driver.start_read(at * 4096, 4096)).collect();
     for peer in [Some(other_as_peer()), Some(other_as_peer()), None, Some(other_as_peer())] {
         driver.set_peer(peer.clone()).expect("named");
         assert_eq!(record().peer, peer);

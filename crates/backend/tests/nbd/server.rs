@@ -24,7 +24,8 @@ impl Scratch {
     }
 
     pub(super) fn image_of(&self, bytes: usize) {
-        let image = fs::File::options().create(true).append(true).open(self.image()).expect("an image");
+        let image =
+            fs::File::options().create(true).append(true).open(self.image()).expect("an image");
         image.set_len(bytes as u64).expect("a size");
     }
 
@@ -65,7 +66,8 @@ impl Scratch {
 
     /// Starts nbdkit to serve the image through these filters, with these parameters.
     pub(super) fn filtered(&self, filters: &[&str], parameters: &[&str]) -> Server {
-        let filters: Vec<String> = filters.iter().map(|filter| format!("--filter={filter}")).collect();
+        let filters: Vec<String> =
+            filters.iter().map(|filter| format!("--filter={filter}")).collect();
         let file = format!("file={}", self.image().display());
         let mut arguments: Vec<&str> = filters.iter().map(String::as_str).collect();
         arguments.extend(["file", &file]);
@@ -113,14 +115,17 @@ impl Server {
         let log = fs::File::create(scratch.0.join("log")).expect("a log");
         // Other files that a killed server leaves behind are removed with the test.
         command.env("TMPDIR", &scratch.0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let child =
-            command.spawn().unwrap_or_else(|e| panic!("{e}; install it with: apt-get install {package}"));
+        let child = command
+            .spawn()
+            .unwrap_or_else(|e| panic!("{e}; install it with: apt-get install {package}"));
         let mut server = Server(child);
         for _ in 0..6000 {
             // In place of a socket a server may write a file with its process number when it is
             // ready. The socket of the last server may still be in the kernel's list, but has no
             // file any more.
-            if scratch.socket().exists() && is_listening(&scratch.socket()) || scratch.socket().is_file() {
+            if scratch.socket().exists() && is_listening(&scratch.socket())
+                || scratch.socket().is_file()
+            {
                 return server;
             }
             if let Ok(Some(status)) = server.0.try_wait() {

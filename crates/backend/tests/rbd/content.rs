@@ -25,19 +25,29 @@ fn the_image_holds_exactly_what_was_written_and_stays_a_plain_image() {
     }
     tokens.into_iter().for_each(|token| driver.wait(token).0.expect("a write"));
     // Parts of objects, whole objects, and ranges that contain both.
-    for (offset, len) in
-        [(0, 4096), (1_000_448, 512), (3 * MIB + 512, 6 * MIB), (12 * MIB, 8 * MIB), (21 * MIB, 4096)]
-    {
+    for (offset, len) in [
+        (0, 4096),
+        (1_000_448, 512),
+        (3 * MIB + 512, 6 * MIB),
+        (12 * MIB, 8 * MIB),
+        (21 * MIB, 4096),
+    ] {
         driver.other(Transfer::Discard { offset, len }).expect("a discard");
         model[offset as usize..][..len as usize].fill(0);
-        assert!(driver.read(offset / 4096 * 4096, 8192) == model[offset as usize / 4096 * 4096..][..8192]);
+        assert!(
+            driver.read(offset / 4096 * 4096, 8192)
+                == model[offset as usize / 4096 * 4096..][..8192]
+        );
         let offset = offset + 24 * MIB;
         driver.other(Transfer::WriteZeroes { offset, len }).expect("zeroes");
         model[offset as usize..][..len as usize].fill(0);
     }
     driver.flush().expect("a flush");
     for at in (0..64 * MIB).step_by(MIB as usize) {
-        assert!(driver.read(at, MIB as usize) == model[at as usize..][..MIB as usize], "read at {at}");
+        assert!(
+            driver.read(at, MIB as usize) == model[at as usize..][..MIB as usize],
+            "read at {at}"
+        );
     }
     driver.close(true).expect("closed");
     assert!(cluster.export("content") == model, "rbd export differs from what was written");
@@ -62,12 +72,15 @@ fn what_lies_past_the_end_reads_as_zero_and_cannot_be_written() {
     assert!(driver.read(4 * MIB - 4096, 8192) == expected);
     assert!(driver.read(4 * MIB + 4096, 4096) == vec![0; 4096]);
     driver.write(8 * MIB, &data).expect("a write past the end is dropped");
-    driver.other(Transfer::Discard { offset: 4 * MIB, len: 1 << 40 }).expect("a discard across the end");
+    driver
+        .other(Transfer::Discard { offset: 4 * MIB, len: 1 << 40 })
+        .expect("a discard across the end");
     driver.other(Transfer::WriteZeroes { offset: size, len: 4096 }).expect("zeroes past the end");
     driver.close(true).expect("closed");
     let image = cluster.export("odd");
     assert!(
-        image.len() as u64 == size && image[(4 * MIB - 4096) as usize..(4 * MIB) as usize] == data[..4096]
+        image.len() as u64 == size
+            && image[(4 * MIB - 4096) as usize..(4 * MIB) as usize] == data[..4096]
     );
 }
 
@@ -81,7 +94,12 @@ fn discarded_objects_give_their_space_back() {
     }
     let objects = |cluster: &Shared| {
         let prefix = cluster.header("space").replace("rbd_header", "rbd_data");
-        cluster.rados(&["ls"]).expect("objects").lines().filter(|name| name.starts_with(&prefix)).count()
+        cluster
+            .rados(&["ls"])
+            .expect("objects")
+            .lines()
+            .filter(|name| name.starts_with(&prefix))
+            .count()
     };
     assert_eq!(objects(&cluster), 16);
     driver.other(Transfer::Discard { offset: 4 * MIB, len: 56 * MIB }).expect("a discard");
@@ -94,8 +112,9 @@ fn a_full_house_of_transfers_completes() {
     let uri = cluster.image("full", 16);
     let mut driver = serve(&uri);
     for _ in 0..3 {
-        let tokens: Vec<u64> =
-            (0..INFLIGHT_MAX as u64).map(|i| driver.start_write(i * 4096, &pattern(i, 4096))).collect();
+        let tokens: Vec<u64> = (0..INFLIGHT_MAX as u64)
+            .map(|i| driver.start_write(i * 4096, &pattern(i, 4096)))
+            .collect();
         tokens.into_iter().for_each(|token| driver.wait(token).0.expect("a write"));
     }
     driver.close(true).expect("closed");
@@ -170,7 +189,11 @@ fn where_an_image_has_nothing_its_object_map_tells() {
     let uri = cluster.image("sparse", 41);
     write(&uri, &[2, 10]);
     assert_eq!(layout(&uri, ours.clone()), told("--o-------o", false));
-    assert_eq!(layout(&uri, reading.clone()), (None, false), "others may write what is only read here");
+    assert_eq!(
+        layout(&uri, reading.clone()),
+        (None, false),
+        "others may write what is only read here"
+    );
 
     // A snapshot has the objects that the image had.
     cluster.rbd(&["snap", "create", "sparse@s"]).expect("a snapshot");

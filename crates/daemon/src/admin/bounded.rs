@@ -1,5 +1,6 @@
-//! An HTTP server of only so many connections at once, and fewer of one peer. Where there is no room, the connection ends that has waited
-//! longest for its client. One that waits for the daemon stays.
+//! An HTTP server of only so many connections at once, and fewer of one peer. Where there is no
+//! room, the connection ends that has waited longest for its client. One that waits for the daemon
+//! stays.
 
 use super::ErrorBody;
 use crate::audit::Caller;
@@ -25,7 +26,8 @@ const CONNECTIONS_MAX: usize = 64;
 const OF_PEER_MAX: usize = 32;
 /// Most further connections at once that are only told that there is no room.
 const REFUSED_MAX: usize = 16;
-/// How long the head of a request may take, from the connection or from the answer before. A connection that asks nothing ends then, too.
+/// How long the head of a request may take, from the connection or from the answer before. A
+/// connection that asks nothing ends then, too.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long the body of a request may take.
 pub(super) const BODY_TIME_MAX: Duration = Duration::from_secs(5);
@@ -75,7 +77,9 @@ impl Door for TcpListener {
 /// The addresses that one host may have beside this one, by the first of them.
 fn network(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
-        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> IPV6_PEER_BITS << IPV6_PEER_BITS).into(),
+        IpAddr::V6(ip) => {
+            Ipv6Addr::from_bits(ip.to_bits() >> IPV6_PEER_BITS << IPV6_PEER_BITS).into()
+        }
         ip => ip,
     }
 }
@@ -99,15 +103,23 @@ struct Table {
 }
 
 impl Table {
-    /// Takes a connection in, and ends others for it if need be. Returns its number, and whether it is only told that there is no room.
+    /// Takes a connection in, and ends others for it if need be. Returns its number, and whether it
+    /// is only told that there is no room.
     fn admit(&mut self, peer: Peer, now: Instant) -> (u64, bool) {
         let of_peer = |entry: &Entry| entry.peer == peer;
-        let refused = !(self.make_room(OF_PEER_MAX, of_peer) && self.make_room(CONNECTIONS_MAX, |_| true));
+        let refused =
+            !(self.make_room(OF_PEER_MAX, of_peer) && self.make_room(CONNECTIONS_MAX, |_| true));
         if refused && self.entries.iter().filter(|entry| entry.refused).count() >= REFUSED_MAX {
             self.end(|entry| entry.refused);
         }
         self.count += 1;
-        self.entries.push(Entry { number: self.count, peer, refused, waits_since: Some(now), task: None });
+        self.entries.push(Entry {
+            number: self.count,
+            peer,
+            refused,
+            waits_since: Some(now),
+            task: None,
+        });
         (self.count, refused)
     }
 
@@ -174,8 +186,10 @@ impl Place {
     /// Returns when the client has let the daemon wait for too long.
     async fn given_up(&self) {
         loop {
-            let since = lock(&self.0.connections).get(self.0.number).and_then(|entry| entry.waits_since);
-            let left = since.map_or(ANSWER_TIME_MAX, |since| ANSWER_TIME_MAX.saturating_sub(since.elapsed()));
+            let since =
+                lock(&self.0.connections).get(self.0.number).and_then(|entry| entry.waits_since);
+            let left = since
+                .map_or(ANSWER_TIME_MAX, |since| ANSWER_TIME_MAX.saturating_sub(since.elapsed()));
             if left.is_zero() {
                 return;
             }
@@ -186,7 +200,8 @@ impl Place {
 
 /// What a client gets for which there is no room.
 async fn no_room() -> Response {
-    let error = "the daemon is busy with as many requests as it takes at once: try again later".to_owned();
+    let error =
+        "the daemon is busy with as many requests as it takes at once: try again later".to_owned();
     (StatusCode::SERVICE_UNAVAILABLE, [(header::CONNECTION, "close")], Json(ErrorBody { error }))
         .into_response()
 }

@@ -1,9 +1,9 @@
 //! Calls the admin API.
 
 use super::{
-    AddVolume, ChangeSnapshot, ChangedSnapshot, ErrorBody, FailOver, FailedOver, GaveUp, GiveUp, HandOver,
-    HandedOver, Removed, ResizeVolume, RollBack, RolledBack, SetVolume, Snapshot, SnapshotAction,
-    SnapshotReport, Status, TakeSnapshot, TakeVolume, VolumeReport,
+    AddVolume, ChangeSnapshot, ChangedSnapshot, ErrorBody, FailOver, FailedOver, GaveUp, GiveUp,
+    HandOver, HandedOver, Removed, ResizeVolume, RollBack, RolledBack, SetVolume, Snapshot,
+    SnapshotAction, SnapshotReport, Status, TakeSnapshot, TakeVolume, VolumeReport,
 };
 use crate::failure::reason;
 use crate::units::Size;
@@ -120,7 +120,8 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub async fn resize(&self, name: &str, size: Size) -> Result<VolumeReport, ClientError> {
-        self.call(Method::POST, format!("/v1/volumes/{name}/resize"), Some(&ResizeVolume { size })).await
+        self.call(Method::POST, format!("/v1/volumes/{name}/resize"), Some(&ResizeVolume { size }))
+            .await
     }
 
     /// Has a snapshot taken of the volume as it is after this call; returns when it is there.
@@ -132,7 +133,8 @@ impl Client {
         self.call(Method::POST, format!("/v1/volumes/{name}/snapshots"), Some(&body)).await
     }
 
-    /// Has a snapshot taken of the volume as it is after this call that mirroring sends to the other cluster; returns when it is there.
+    /// Has a snapshot taken of the volume as it is after this call that mirroring sends to the
+    /// other cluster; returns when it is there.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -175,7 +177,11 @@ impl Client {
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub async fn take_over(&self, name: &str, accept_loss: bool) -> Result<VolumeReport, ClientError> {
+    pub async fn take_over(
+        &self,
+        name: &str,
+        accept_loss: bool,
+    ) -> Result<VolumeReport, ClientError> {
         let body = TakeVolume { accept_loss };
         self.call(Method::POST, format!("/v1/volumes/{name}/takeover"), Some(&body)).await
     }
@@ -209,10 +215,16 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub async fn give_up(&self, name: &str, accept_loss: bool) -> Result<GaveUp, ClientError> {
-        self.call(Method::POST, format!("/v1/volumes/{name}/give-up"), Some(&GiveUp { accept_loss })).await
+        self.call(
+            Method::POST,
+            format!("/v1/volumes/{name}/give-up"),
+            Some(&GiveUp { accept_loss }),
+        )
+        .await
     }
 
-    /// Asks, and asks a question again that was not answered: many who connect at once take each other's places, before anybody has asked.
+    /// Asks, and asks a question again that was not answered: many who connect at once take each
+    /// other's places, before anybody has asked.
     async fn call<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -222,7 +234,9 @@ impl Client {
         let mut asked = 1;
         loop {
             match self.ask(&method, &path, body).await {
-                Err(ClientError::HungUp { .. }) if method == Method::GET && asked < ASKED_MAX => asked += 1,
+                Err(ClientError::HungUp { .. }) if method == Method::GET && asked < ASKED_MAX => {
+                    asked += 1
+                }
                 outcome => return outcome,
             }
         }
@@ -256,8 +270,10 @@ impl Client {
         };
         let answer = sender.send_request(request).await.map_err(|e| lost(&e))?;
         let status = answer.status();
-        let body =
-            Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await.map_err(|e| lost(&e))?;
+        let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX)
+            .collect()
+            .await
+            .map_err(|e| lost(&e))?;
         let body = body.to_bytes();
         if status.is_success() {
             return serde_json::from_slice(&body).map_err(|e| garbled(e.to_string()));

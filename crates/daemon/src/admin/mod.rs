@@ -22,8 +22,9 @@
 //! | `DELETE /v1/volumes/NAME` | [`Removed`], when the image is complete, compared and released |
 //!
 //! Whatever fails answers with a status of 400 or above and [`ErrorBody`]. A caller that goes away
-//! while it waits for a drain does not stop the drain; one that waits for a removal stops the removal
-//! as long as the volume still drains. A snapshot is taken, and an image rolled back, whether its caller waits or not.
+//! while it waits for a drain does not stop the drain; one that waits for a removal stops the
+//! removal as long as the volume still drains. A snapshot is taken, and an image rolled back,
+//! whether its caller waits or not.
 
 mod api;
 mod bounded;

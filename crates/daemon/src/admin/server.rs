@@ -2,8 +2,8 @@
 
 use super::bounded::{self, BODY_TIME_MAX, Place};
 use super::{
-    AddVolume, CacheReport, ChangeSnapshot, ErrorBody, FailOver, FailoverOutcome, GaveUp, GiveUp, HandOver,
-    ResizeVolume, RollBack, SetVolume, SnapshotAction, Status, TakeSnapshot, TakeVolume,
+    AddVolume, CacheReport, ChangeSnapshot, ErrorBody, FailOver, FailoverOutcome, GaveUp, GiveUp,
+    HandOver, ResizeVolume, RollBack, SetVolume, SnapshotAction, Status, TakeSnapshot, TakeVolume,
 };
 use crate::audit::{self, Audit, Caller};
 use crate::counters::{self, by_name};
@@ -49,8 +49,9 @@ pub struct Context {
 }
 
 impl Context {
-    /// A daemon on this `host` that begins to serve now, from a cache device with a path and a uuid. `accept_loss` is for volumes
-    /// that are added without one of their own; `audit` writes down who gives which command.
+    /// A daemon on this `host` that begins to serve now, from a cache device with a path and a
+    /// uuid. `accept_loss` is for volumes that are added without one of their own; `audit` writes
+    /// down who gives which command.
     pub fn new(
         volumes: Arc<Volumes>,
         (cache, cache_uuid): (PathBuf, uuid::Uuid),
@@ -92,13 +93,19 @@ impl From<VolumeError> for Problem {
             | VolumeError::OtherImage { .. }
             | VolumeError::Elsewhere { .. }
             | VolumeError::LeftOut { .. }
-            | VolumeError::Shard { source: ShardError::CopyNeeded { .. }, .. } => StatusCode::CONFLICT,
-            VolumeError::Open { source: BackendError::Overwritten { .. }, .. } => StatusCode::CONFLICT,
+            | VolumeError::Shard { source: ShardError::CopyNeeded { .. }, .. } => {
+                StatusCode::CONFLICT
+            }
+            VolumeError::Open { source: BackendError::Overwritten { .. }, .. } => {
+                StatusCode::CONFLICT
+            }
             VolumeError::Open { .. }
             | VolumeError::Silent { .. }
             | VolumeError::Unreachable { .. }
             | VolumeError::Stalled { .. } => StatusCode::BAD_GATEWAY,
-            VolumeError::Shard { .. } | VolumeError::Release { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+            VolumeError::Shard { .. } | VolumeError::Release { .. } => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
         };
         Problem(status, error.to_string())
     }
@@ -143,7 +150,9 @@ pub fn admin_router(context: Arc<Context>) -> Router {
         .route("/v1/volumes/{name}/handoff", post(hand_over))
         .route("/v1/volumes/{name}/give-up", post(give_up))
         .route("/v1/failover", post(fail_over))
-        .fallback(|| async { Problem(StatusCode::NOT_FOUND, "there is nothing at this path".into()) })
+        .fallback(|| async {
+            Problem(StatusCode::NOT_FOUND, "there is nothing at this path".into())
+        })
         .method_not_allowed_fallback(|| async {
             Problem(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method".into())
         })
@@ -175,8 +184,9 @@ async fn with_whole_body(request: Request, next: Next) -> Response {
 /// The request's body as JSON.
 fn parse<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, Problem> {
     let bytes = body.map_err(|rejection| Problem(rejection.status(), rejection.body_text()))?;
-    serde_json::from_slice(&bytes)
-        .map_err(|e| Problem(StatusCode::BAD_REQUEST, format!("cannot understand the request: {e}")))
+    serde_json::from_slice(&bytes).map_err(|e| {
+        Problem(StatusCode::BAD_REQUEST, format!("cannot understand the request: {e}"))
+    })
 }
 
 fn json<T: Serialize>(value: T) -> Answer<T> {
@@ -189,9 +199,10 @@ async fn to_the_end<T: Send + 'static>(
 ) -> Result<T, Problem> {
     match tokio::spawn(operation).await {
         Ok(outcome) => outcome.map_err(Problem::from),
-        Err(_) => {
-            Err(Problem(StatusCode::INTERNAL_SERVER_ERROR, "the operation ended in an internal error".into()))
-        }
+        Err(_) => Err(Problem(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the operation ended in an internal error".into(),
+        )),
     }
 }
 
@@ -338,7 +349,8 @@ async fn add(
         .flag(asked.read_only, "--read-only")
         .option("--drain", asked.drain.map(DrainOrder::as_str))
         .socket(asked.socket.as_ref());
-    let (volumes, accept_loss, audit) = (context.volumes.clone(), context.accept_loss, context.audit.clone());
+    let (volumes, accept_loss, audit) =
+        (context.volumes.clone(), context.accept_loss, context.audit.clone());
     let operation = async move { volumes.add_asked(asked, accept_loss).await };
     to_the_end(audited(audit, caller, command, operation)).await?;
     json(context.volumes.volume_status(&name).await?)
@@ -362,7 +374,10 @@ async fn set(
     json(context.volumes.volume_status(&name).await?)
 }
 
-async fn drain(State(context): State<Arc<Context>>, Path(name): Path<String>) -> Answer<super::VolumeReport> {
+async fn drain(
+    State(context): State<Arc<Context>>,
+    Path(name): Path<String>,
+) -> Answer<super::VolumeReport> {
     context.volumes.drain(&name).await?;
     json(context.volumes.volume_status(&name).await?)
 }
@@ -487,7 +502,8 @@ async fn give_up(
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<GaveUp> {
     let GiveUp { accept_loss } = parse(body)?;
-    let command = Command::new(&["volume", "remove", &name, "--give-up"]).flag(accept_loss, "--accept-loss");
+    let command =
+        Command::new(&["volume", "remove", &name, "--give-up"]).flag(accept_loss, "--accept-loss");
     let (volumes, audit) = (context.volumes.clone(), context.audit.clone());
     let operation = async move { volumes.give_up(&name, accept_loss).await };
     json(to_the_end(audited(audit, caller, command, operation)).await?)
@@ -504,7 +520,8 @@ async fn fail_over(
         return Err(Problem(StatusCode::BAD_REQUEST, why.into()));
     }
     let words = ["volume", "failover"].into_iter().chain(asked.volumes.iter().map(String::as_str));
-    let command = Command::new(&words.collect::<Vec<_>>()).option("--fenced", asked.fenced.as_ref());
+    let command =
+        Command::new(&words.collect::<Vec<_>>()).option("--fenced", asked.fenced.as_ref());
     let (volumes, audit) = (context.volumes.clone(), context.audit.clone());
     let operation = async move { volumes.fail_over(asked).await };
     json(to_the_end(audited(audit, caller, command, operation)).await?)
@@ -523,7 +540,9 @@ async fn remove(
 async fn scrape(State(context): State<Arc<Context>>) -> Response {
     let sample = match context.volumes.sample().await {
         Ok(sample) => sample,
-        Err(error) => return (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response(),
+        Err(error) => {
+            return (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response();
+        }
     };
     match metrics::encode(sample) {
         Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),

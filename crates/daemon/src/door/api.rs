@@ -1,4 +1,5 @@
-//! A volume's own socket as people write it, and as the admin API, the configuration and the cache device have it.
+//! A volume's own socket as people write it, and as the admin API, the configuration and the cache
+//! device have it.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
@@ -61,7 +62,8 @@ impl FromStr for SocketMode {
     type Err = DoorError;
 
     fn from_str(text: &str) -> Result<SocketMode, DoorError> {
-        let is_octal = (3..=4).contains(&text.len()) && text.bytes().all(|b| (b'0'..=b'7').contains(&b));
+        let is_octal =
+            (3..=4).contains(&text.len()) && text.bytes().all(|b| (b'0'..=b'7').contains(&b));
         let bits = u32::from_str_radix(text, 8).ok().filter(|bits| is_octal && *bits <= 0o777);
         bits.map(SocketMode).ok_or_else(|| DoorError::Mode(text.to_owned()))
     }
@@ -105,7 +107,8 @@ fn is_user_text(text: &str) -> bool {
 /// The root is no entry: every process is below it.
 fn is_cgroup_text(path: &str) -> bool {
     let stars = |name: &str| name.matches('*').count();
-    let is_name = |name: &str| !name.is_empty() && name != "." && name != ".." && stars(name) <= STARS_MAX;
+    let is_name =
+        |name: &str| !name.is_empty() && name != "." && name != ".." && stars(name) <= STARS_MAX;
     path.strip_prefix('/').is_some_and(|names| names.split('/').all(is_name))
 }
 
@@ -186,7 +189,9 @@ mod tests {
 
     #[test]
     fn entries_of_an_allow_list_are_read_back_as_written() {
-        for text in ["uid:0", "uid:libvirt-qemu", r"cgroup:/machine.slice/machine-qemu\x2d*\x2dvm1.scope"] {
+        for text in
+            ["uid:0", "uid:libvirt-qemu", r"cgroup:/machine.slice/machine-qemu\x2d*\x2dvm1.scope"]
+        {
             assert_eq!(text.parse::<Allow>().expect(text).to_string(), text);
         }
         for text in [

@@ -1,5 +1,6 @@
-//! What the daemon keeps on the cache device with a volume, in the field that the core does not look
-//! into: the accepted loss, the volume's own socket if it has one, then the backend's own attachment.
+//! What the daemon keeps on the cache device with a volume, in the field that the core does not
+//! look into: the accepted loss, the volume's own socket if it has one, then the backend's own
+//! attachment.
 //!
 //! | byte | content |
 //! |---|---|
@@ -108,12 +109,19 @@ mod tests {
 
     #[test]
     fn an_attachment_is_read_back_as_written() {
-        for accept_loss in [None, Some(Duration::from_millis(0)), Some(Duration::from_millis(5_000))] {
+        for accept_loss in
+            [None, Some(Duration::from_millis(0)), Some(Duration::from_millis(5_000))]
+        {
             for socket in [None, Some(socket(&["uid:0".into(), "cgroup:/a".into()]))] {
-                for backend in [vec![], vec![7; BACKEND_BYTES_MAX - LENGTH_BYTES - SOCKET_BYTES_MAX]] {
+                for backend in
+                    [vec![], vec![7; BACKEND_BYTES_MAX - LENGTH_BYTES - SOCKET_BYTES_MAX]]
+                {
                     let bytes = encode(accept_loss, socket.as_ref(), &backend).expect("it fits");
                     assert!(bytes.len() <= ATTACHMENT_BYTES_MAX);
-                    assert_eq!(decode(&bytes), Some(Kept { accept_loss, socket: socket.clone(), backend }));
+                    assert_eq!(
+                        decode(&bytes),
+                        Some(Kept { accept_loss, socket: socket.clone(), backend })
+                    );
                 }
             }
         }

@@ -36,7 +36,8 @@ use uuid::Uuid;
 
 /// How often the log says that the check of an image takes its time.
 const CHECK_NOTE: Duration = Duration::from_secs(10);
-/// How long a first start waits for the checks of its images before it serves those that have answered.
+/// How long a first start waits for the checks of its images before it serves those that have
+/// answered.
 const CHECK_WAIT_MAX: Duration = Duration::from_secs(300);
 
 /// What the command shows while the daemon starts.
@@ -51,12 +52,19 @@ pub trait Console: Send + Sync + 'static {
 ///
 /// # Errors
 /// One line: what failed, on what, what to do.
-pub async fn serve(config: Config, limits: Limits, console: Arc<dyn Console>) -> Result<(), Failure> {
-    assert!(limits.fit(tidepool_backend::FENCE_NS_MIN), "limits that do not fit each other: {limits:?}");
+pub async fn serve(
+    config: Config,
+    limits: Limits,
+    console: Arc<dyn Console>,
+) -> Result<(), Failure> {
+    assert!(
+        limits.fit(tidepool_backend::FENCE_NS_MIN),
+        "limits that do not fit each other: {limits:?}"
+    );
     let plan = Plan::new(config)?;
     let neighbours = Neighbours::new(&plan, limits)?;
-    let mut stop =
-        StopSignals::new().map_err(|e| Failure::failed(format!("cannot catch signals: {}", reason(&e))))?;
+    let mut stop = StopSignals::new()
+        .map_err(|e| Failure::failed(format!("cannot catch signals: {}", reason(&e))))?;
     allow_many_files();
     let sockets = Sockets::bind(&plan)?;
     let doors = Closing(sockets.volumes.clone());
@@ -99,7 +107,8 @@ fn allow_many_files() {
     }
 }
 
-/// The volumes' own sockets, whose files go away when the daemon ends, whatever still knows of them.
+/// The volumes' own sockets, whose files go away when the daemon ends, whatever still knows of
+/// them.
 struct Closing(Arc<Doors>);
 
 impl Drop for Closing {
@@ -108,8 +117,8 @@ impl Drop for Closing {
     }
 }
 
-/// Makes the sockets of configured volumes. What stands in the place of one keeps its volume's clients
-/// out, and nobody else.
+/// Makes the sockets of configured volumes. What stands in the place of one keeps its volume's
+/// clients out, and nobody else.
 fn open_doors(plan: &Plan) -> Result<Arc<Doors>, Failure> {
     let doors = Doors::default();
     for volume in &plan.volumes {
@@ -163,12 +172,14 @@ impl Sockets {
             files: Vec::new(),
         };
         if let Some(path) = &plan.admin {
-            let (socket, file) = Listening::bind_private(path).map_err(Failure::failed)?.into_parts();
+            let (socket, file) =
+                Listening::bind_private(path).map_err(Failure::failed)?.into_parts();
             sockets.admin = Some(socket);
             sockets.files.extend(file);
         }
         for uri in &plan.front_doors {
-            let (socket, file) = Listening::bind(&uri.transport).map_err(Failure::failed)?.into_parts();
+            let (socket, file) =
+                Listening::bind(&uri.transport).map_err(Failure::failed)?.into_parts();
             sockets.front_doors.push((uri.clone(), socket));
             sockets.files.extend(file);
         }
@@ -192,7 +203,9 @@ impl Sockets {
 
 fn make_directory(directory: &Path) -> Result<(), Failure> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(directory);
-    made.map_err(|e| Failure::failed(format!("cannot create {}: {}", directory.display(), reason(&e))))
+    made.map_err(|e| {
+        Failure::failed(format!("cannot create {}: {}", directory.display(), reason(&e)))
+    })
 }
 
 fn bind_metrics(address: SocketAddr) -> Result<TcpListener, Failure> {
@@ -206,7 +219,8 @@ struct Daemon {
     volumes: Arc<Volumes>,
     admin: tokio::task::JoinHandle<()>,
     metrics: Option<tokio::task::JoinHandle<()>>,
-    /// What goes on beside: the listeners for other hosts, a look at certificates, another at sockets.
+    /// What goes on beside: the listeners for other hosts, a look at certificates, another at
+    /// sockets.
     tasks: Vec<tokio::task::JoinHandle<()>>,
     aborts: Aborts,
     /// The files of the sockets go away with the daemon.
@@ -217,7 +231,9 @@ impl Daemon {
     /// Runs until something ends that should not.
     async fn watch(&self) -> Failure {
         let error = monitor::watch(&self.volumes).await;
-        Failure::failed(format!("cannot go on serving: {error} (start again: nothing acknowledged is lost)"))
+        Failure::failed(format!(
+            "cannot go on serving: {error} (start again: nothing acknowledged is lost)"
+        ))
     }
 }
 
@@ -269,7 +285,8 @@ async fn start(
     let mut tasks = neighbours.take_owners_in(peers, &volumes, &host)?;
     tasks.extend(neighbours.watch_certificates(&host, &shard));
     tasks.push(tokio::spawn(volumes.clone().ask_for_kept_copies()));
-    let aborts = Aborts::new(state::directory(), Uuid::from_bytes(opened.uuid).to_string(), shard.clone());
+    let aborts =
+        Aborts::new(state::directory(), Uuid::from_bytes(opened.uuid).to_string(), shard.clone());
     aborts.note_panics();
     let noted = aborts.clone();
     let left_out = tokio::task::spawn_blocking(move || noted.left_out()).await.unwrap_or_default();
@@ -331,8 +348,9 @@ fn admin_listener(socket: OwnedFd) -> Result<UnixListener, Failure> {
     ready.map_err(|e| Failure::failed(format!("cannot serve the admin socket: {}", reason(&e))))
 }
 
-/// Looks at the images of volumes before a cache is made for them: that none of them can be served is then known
-/// while nothing is touched. One that cannot be served does not keep the others waiting; it is told and tried again as at any start.
+/// Looks at the images of volumes before a cache is made for them: that none of them can be served
+/// is then known while nothing is touched. One that cannot be served does not keep the others
+/// waiting; it is told and tried again as at any start.
 async fn check_images(volumes: &[Wanted], takes_copies: bool) -> Result<(), Failure> {
     let mut refused = Vec::new();
     let checks: Vec<_> = volumes
@@ -352,12 +370,17 @@ async fn check_images(volumes: &[Wanted], takes_copies: bool) -> Result<(), Fail
             match timeout(CHECK_NOTE, &mut check).await {
                 Ok(Ok(outcome)) => break Some(outcome),
                 Ok(Err(_)) => {
-                    return Err(Failure::failed("cannot check the images: an internal error occurred"));
+                    return Err(Failure::failed(
+                        "cannot check the images: an internal error occurred",
+                    ));
                 }
                 Err(_) if start.elapsed() >= CHECK_WAIT_MAX => break None,
                 Err(_) => {
                     let waited = start.elapsed().as_secs();
-                    warn!("volume {}: still waiting for {} ({waited} s)", volume.name, volume.backend);
+                    warn!(
+                        "volume {}: still waiting for {} ({waited} s)",
+                        volume.name, volume.backend
+                    );
                 }
             }
         };
@@ -368,18 +391,25 @@ async fn check_images(volumes: &[Wanted], takes_copies: bool) -> Result<(), Fail
         }
     }
     match refused.pop() {
-        Some(why) if refused.len() + 1 == volumes.len() && !takes_copies => Err(Failure::failed(why)),
+        Some(why) if refused.len() + 1 == volumes.len() && !takes_copies => {
+            Err(Failure::failed(why))
+        }
         _ => Ok(()),
     }
 }
 
 /// Makes the cache if it is missing, recovers it and starts its reactor.
-async fn start_shard(plan: &Plan, limits: Limits, console: Arc<dyn Console>) -> Result<ShardHandle, Failure> {
+async fn start_shard(
+    plan: &Plan,
+    limits: Limits,
+    console: Arc<dyn Console>,
+) -> Result<ShardHandle, Failure> {
     let (path, size) = (plan.cache.clone(), plan.cache_size);
     let task = tokio::task::spawn_blocking(move || {
         cache::ensure(&path, size, &mut |done, total| console.formatting(done, total))
             .map_err(Failure::failed)?;
-        let config = ShardConfig { cache: path, engine: EngineConfig::default(), cpu: None, limits };
+        let config =
+            ShardConfig { cache: path, engine: EngineConfig::default(), cpu: None, limits };
         shard::start(config).map_err(start_failure)
     });
     task.await.unwrap_or_else(|_| Err(Failure::failed("cannot start: an internal error occurred")))
@@ -439,8 +469,8 @@ async fn stop_shard(shard: Option<&ShardHandle>, stop: &mut StopSignals) -> Opti
     }
 }
 
-/// Ends the process without its exit handlers: those of a backend's libraries would wait for threads that
-/// hang in a call, or pull the ground from under them.
+/// Ends the process without its exit handlers: those of a backend's libraries would wait for
+/// threads that hang in a call, or pull the ground from under them.
 pub fn end_at_once(status: i32) -> ! {
     // SAFETY: no preconditions; nothing of this process is used any more.
     unsafe { libc::_exit(status) }
@@ -471,7 +501,8 @@ impl StopSignals {
     }
 }
 
-/// Tells the service manager, if there is one. If it does not read at the moment a thread waits for it.
+/// Tells the service manager, if there is one. If it does not read at the moment a thread waits for
+/// it.
 fn notify(state: NotifyState<'static>) {
     if watchdog::tell(std::slice::from_ref(&state)) {
         return;

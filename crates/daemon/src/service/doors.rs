@@ -1,8 +1,10 @@
-//! The volumes' own sockets: made before anything else, served as soon as there is a shard, and gone with their volume. One that cannot be
-//! made, since something else is in its place, is tried again; the other volumes do not wait for that.
+//! The volumes' own sockets: made before anything else, served as soon as there is a shard, and
+//! gone with their volume. One that cannot be made, since something else is in its place, is tried
+//! again; the other volumes do not wait for that.
 //!
-//! Clients are accepted here and not by the reactor, because a look at who they are may wait for the kernel. Each socket has one task
-//! that looks at one client at a time, so that clients that hammer on one of them hold up no other.
+//! Clients are accepted here and not by the reactor, because a look at who they are may wait for
+//! the kernel. Each socket has one task that looks at one client at a time, so that clients that
+//! hammer on one of them hold up no other.
 
 use crate::door::{Access, VolumeSocket};
 use crate::listen::{ListenError, Listening, SocketFile};
@@ -65,13 +67,16 @@ type Made = (StdListener, Access);
 /// Makes a socket.
 fn make(wanted: &VolumeSocket) -> Result<(Made, Option<SocketFile>), NoDoor> {
     let resolved = wanted.resolve().map_err(|error| NoDoor::Refused(error.to_string()))?;
-    let listening = Listening::bind_volume(&wanted.path, &resolved).map_err(|error| match error {
-        ListenError::TooLong { .. } => NoDoor::Refused(error.to_string()),
-        _ => NoDoor::Trouble(error.to_string()),
-    })?;
+    let listening =
+        Listening::bind_volume(&wanted.path, &resolved).map_err(|error| match error {
+            ListenError::TooLong { .. } => NoDoor::Refused(error.to_string()),
+            _ => NoDoor::Trouble(error.to_string()),
+        })?;
     let (socket, file) = listening.into_parts();
     let listener = StdListener::from(socket);
-    listener.set_nonblocking(true).map_err(|error| NoDoor::Trouble(crate::failure::reason(&error)))?;
+    listener
+        .set_nonblocking(true)
+        .map_err(|error| NoDoor::Trouble(crate::failure::reason(&error)))?;
     Ok(((listener, resolved.access().clone()), file))
 }
 
@@ -111,12 +116,17 @@ impl Doors {
         self.doors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the socket of a volume. Whether it is new: it may be there just as it is wanted. May wait for the user database and the
-    /// file system.
+    /// Makes the socket of a volume. Whether it is new: it may be there just as it is wanted. May
+    /// wait for the user database and the file system.
     ///
     /// # Errors
     /// Why it cannot be. Nothing has changed then.
-    pub fn open(&self, volume: &str, wanted: &VolumeSocket, configured: bool) -> Result<bool, NoDoor> {
+    pub fn open(
+        &self,
+        volume: &str,
+        wanted: &VolumeSocket,
+        configured: bool,
+    ) -> Result<bool, NoDoor> {
         {
             let doors = self.lock();
             match doors.get(volume) {
@@ -127,13 +137,15 @@ impl Doors {
                 }
                 None => {}
             }
-            if let Some((other, _)) = doors.iter().find(|(_, door)| door.wanted.path == wanted.path) {
+            if let Some((other, _)) = doors.iter().find(|(_, door)| door.wanted.path == wanted.path)
+            {
                 let why = format!("{} is the socket of volume {other}", wanted.path.display());
                 return Err(NoDoor::Refused(why));
             }
             if doors.len() >= DOORS_MAX {
-                let why =
-                    format!("there are {DOORS_MAX} volumes with a socket of their own, which is the limit");
+                let why = format!(
+                    "there are {DOORS_MAX} volumes with a socket of their own, which is the limit"
+                );
                 return Err(NoDoor::Refused(why));
             }
         }
@@ -145,7 +157,8 @@ impl Doors {
         Ok(true)
     }
 
-    /// Gives a volume another socket, or the one that it has with other settings. Clients that are connected stay.
+    /// Gives a volume another socket, or the one that it has with other settings. Clients that are
+    /// connected stay.
     ///
     /// # Errors
     /// Why it cannot have that. It has the one that it had then.
@@ -188,7 +201,9 @@ impl Doors {
                 let still = |door: &&mut Door| door.wanted == wanted && door.trouble.is_some();
                 let Some(door) = doors.get_mut(&volume).filter(still) else { continue };
                 match made {
-                    Ok((made, file)) => (door.waiting, door.file, door.trouble) = (Some(made), file, None),
+                    Ok((made, file)) => {
+                        (door.waiting, door.file, door.trouble) = (Some(made), file, None)
+                    }
                     Err(why) => door.is_in_trouble(&volume, why.why()),
                 }
             }
@@ -227,7 +242,8 @@ impl Doors {
 
     /// The socket of a volume could not be made. It is tried again.
     pub(super) fn keep(&self, volume: &str, wanted: VolumeSocket, configured: bool, why: String) {
-        let door = Door { wanted, configured, waiting: None, task: None, file: None, trouble: None };
+        let door =
+            Door { wanted, configured, waiting: None, task: None, file: None, trouble: None };
         self.lock().entry(volume.to_owned()).or_insert(door).is_in_trouble(volume, why);
     }
 

@@ -47,7 +47,9 @@ pub enum VolumeError {
     #[error("there is no volume {0} (see `tidepool volume list`)")]
     Unknown(String),
     /// Another change is under way.
-    #[error("cannot change volume {0}: another operation on it is under way (try again when it is done)")]
+    #[error(
+        "cannot change volume {0}: another operation on it is under way (try again when it is done)"
+    )]
     Busy(String),
     /// The backend cannot be opened.
     #[error("cannot open the backend of volume {name}: {source}")]
@@ -267,9 +269,13 @@ mod tests {
         let (what, why) = ("rbd:p/i".to_owned(), "no monitor answers".to_owned());
         let away = open(BackendError::Unavailable { what: what.clone(), why: why.clone() });
         assert!(!away.is_decision());
-        assert!(!open(BackendError::Locked { what: what.clone(), holder: why.clone() }).is_decision());
+        assert!(
+            !open(BackendError::Locked { what: what.clone(), holder: why.clone() }).is_decision()
+        );
         // The record has changed meanwhile: it is looked at again.
-        assert!(!open(BackendError::NotPeer { what: what.clone(), why: why.clone() }).is_decision());
+        assert!(
+            !open(BackendError::NotPeer { what: what.clone(), why: why.clone() }).is_decision()
+        );
         assert!(!VolumeError::Busy("v".into()).is_decision());
         assert!(open(BackendError::Denied { what, why: why.clone() }).is_decision());
         assert!(VolumeError::NotInSync { name: "v".into(), why }.is_decision());

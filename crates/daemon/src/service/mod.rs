@@ -15,8 +15,9 @@ pub use daemon::{Console, end_at_once, serve};
 pub use doors::{Doors, NoDoor};
 pub use error::VolumeError;
 pub use peers::{
-    Allowed, Certificates, CertificatesError, Denied, Fingerprint, Hosts, Identity, Images, PeerAddress,
-    PeerAddressError, PeerError, Role, Route, as_reached_here, check_place, fingerprint,
+    Allowed, Certificates, CertificatesError, Denied, Fingerprint, Hosts, Identity, Images,
+    PeerAddress, PeerAddressError, PeerError, Role, Route, as_reached_here, check_place,
+    fingerprint,
 };
 pub use plan::{ModeError, Plan, Wanted, mode_rule, order_rule};
 pub use volumes::{Pairs, Volumes};

@@ -1,5 +1,5 @@
-//! Says in the log what changes about the volumes and the cache device, once per change: nothing that
-//! matters is silent.
+//! Says in the log what changes about the volumes and the cache device, once per change: nothing
+//! that matters is silent.
 
 use super::{Volumes, watchdog};
 use crate::admin::{State, VolumeReport};
@@ -52,7 +52,9 @@ pub async fn watch(volumes: &Arc<Volumes>) -> ShardError {
 
 /// How many volumes are served, for the service manager.
 fn count(volumes: &[VolumeReport]) -> String {
-    let own = volumes.iter().filter(|volume| volume.state != State::Replica && !is_parent_name(&volume.name));
+    let own = volumes
+        .iter()
+        .filter(|volume| volume.state != State::Replica && !is_parent_name(&volume.name));
     let (mut served, mut all) = (0, 0);
     for volume in own {
         all += 1;
@@ -78,7 +80,9 @@ fn tell(said: &BTreeMap<String, Said>, volume: &VolumeReport) -> (String, Said) 
         match now.state {
             State::Fenced | State::Failed => error!("volume {name}: {is} (was {was})"),
             State::Full => warn!("volume {name}: writes wait, its dirty quota is reached"),
-            State::Serving if said.contains_key(name) => info!("volume {name}: serving again (was {was})"),
+            State::Serving if said.contains_key(name) => {
+                info!("volume {name}: serving again (was {was})")
+            }
             _ => {}
         }
     }
@@ -87,7 +91,9 @@ fn tell(said: &BTreeMap<String, Said>, volume: &VolumeReport) -> (String, Said) 
         (was, Some(error)) if was.as_ref() != Some(error) && now.state != State::Unavailable => {
             warn!("volume {name}: {error}");
         }
-        (Some(_), None) if now.state == State::Serving => info!("volume {name}: its trouble is over"),
+        (Some(_), None) if now.state == State::Serving => {
+            info!("volume {name}: its trouble is over")
+        }
         _ => {}
     }
     if now.lost_blocks > before.lost_blocks {

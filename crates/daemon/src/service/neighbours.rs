@@ -1,4 +1,5 @@
-//! The other hosts, as this daemon deals with them: with which certificates, within which limits, and who of them may do what.
+//! The other hosts, as this daemon deals with them: with which certificates, within which limits,
+//! and who of them may do what.
 
 use super::doors::Doors;
 use super::peers::{self, Certificates, Hosts, PeerAddress, Route};
@@ -28,10 +29,15 @@ impl Neighbours {
     pub(super) fn new(plan: &Plan, limits: Limits) -> Result<Neighbours, Failure> {
         let certificates = plan.peer_tls.as_deref().map(Certificates::new).transpose();
         let certificates = certificates.map_err(Failure::failed)?.map(Arc::new);
-        Ok(Neighbours { certificates, hosts: Arc::new(Hosts::new(plan.peer_allow.clone())), limits })
+        Ok(Neighbours {
+            certificates,
+            hosts: Arc::new(Hosts::new(plan.peer_allow.clone())),
+            limits,
+        })
     }
 
-    /// What this host does about second copies, as the plan has it. `doors` are the volumes' own sockets.
+    /// What this host does about second copies, as the plan has it. `doors` are the volumes' own
+    /// sockets.
     pub(super) fn pairs(&self, plan: &Plan, doors: &Arc<Doors>) -> Pairs {
         let route = |address: &PeerAddress| {
             Route::new(address.clone(), self.certificates.clone(), self.hosts.clone(), self.limits)
@@ -39,7 +45,10 @@ impl Neighbours {
         Pairs {
             peers: plan.peers.iter().map(route).collect(),
             takes_copies: !plan.peer_doors.is_empty(),
-            takes_from_hosts: plan.peer_doors.iter().any(|door| matches!(door, PeerAddress::Tls { .. })),
+            takes_from_hosts: plan
+                .peer_doors
+                .iter()
+                .any(|door| matches!(door, PeerAddress::Tls { .. })),
             without_peer: plan.without_peer.into(),
             limits: self.limits,
             hosts: self.hosts.clone(),
@@ -71,8 +80,13 @@ impl Neighbours {
         Ok(tasks)
     }
 
-    /// Looks at the certificates from now on, if there are some. Warns if they are not for this host.
-    pub(super) fn watch_certificates(&self, host: &str, shard: &ShardHandle) -> Option<JoinHandle<()>> {
+    /// Looks at the certificates from now on, if there are some. Warns if they are not for this
+    /// host.
+    pub(super) fn watch_certificates(
+        &self,
+        host: &str,
+        shard: &ShardHandle,
+    ) -> Option<JoinHandle<()>> {
         let certificates = self.certificates.as_ref()?;
         if let Some(names) = certificates.is_not_for(host) {
             warn!(

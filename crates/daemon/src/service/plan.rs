@@ -128,11 +128,16 @@ pub fn drain_order(backend: &BackendUri, said: Option<DrainOrder>) -> DrainOrder
     }
 }
 
-/// The order rule: write-back on a backend that cannot take groups of writes is only for a user who says so.
+/// The order rule: write-back on a backend that cannot take groups of writes is only for a user who
+/// says so.
 ///
 /// # Errors
 /// It was not said.
-pub fn order_rule(backend: &BackendUri, mode: Mode, drain: Option<DrainOrder>) -> Result<(), ModeError> {
+pub fn order_rule(
+    backend: &BackendUri,
+    mode: Mode,
+    drain: Option<DrainOrder>,
+) -> Result<(), ModeError> {
     match backend {
         BackendUri::Nbd(_) if mode == Mode::WriteBack && drain != Some(DrainOrder::Unordered) => {
             Err(ModeError::Order)
@@ -141,8 +146,8 @@ pub fn order_rule(backend: &BackendUri, mode: Mode, drain: Option<DrainOrder>) -
     }
 }
 
-/// The mode rule: write-back needs a peer or an accepted loss, else a volume runs write-through. Without an accepted loss it
-/// does so too for as long as no copy at a peer counts.
+/// The mode rule: write-back needs a peer or an accepted loss, else a volume runs write-through.
+/// Without an accepted loss it does so too for as long as no copy at a peer counts.
 ///
 /// # Errors
 /// Write-back was asked for and neither is there.
@@ -174,8 +179,8 @@ impl Wanted {
         self.socket.as_ref()
     }
 
-    /// Checks one volume; the daemon's `accept_loss` holds where the volume has none of its own. `drain` is the order
-    /// that was asked for. `replicated` says that there are peers.
+    /// Checks one volume; the daemon's `accept_loss` holds where the volume has none of its own.
+    /// `drain` is the order that was asked for. `replicated` says that there are peers.
     ///
     /// # Errors
     /// The name or the mode cannot be.
@@ -186,7 +191,8 @@ impl Wanted {
         drain: Option<DrainOrder>,
         replicated: bool,
     ) -> Result<Wanted, Failure> {
-        let failure = |e: &dyn std::fmt::Display| Failure::usage(format!("cannot serve volume {name}: {e}"));
+        let failure =
+            |e: &dyn std::fmt::Display| Failure::usage(format!("cannot serve volume {name}: {e}"));
         check_name(name).map_err(Failure::usage)?;
         let accept_loss = config.accept_loss.or(accept_loss);
         let mode = mode_rule(config.mode, accept_loss, replicated).map_err(|e| failure(&e))?;
@@ -211,7 +217,8 @@ impl Wanted {
 /// Checks a volume's own socket, as far as that takes no look at the system.
 fn own_socket(socket: VolumeSocket) -> Result<VolumeSocket, String> {
     let shown = socket.path.display();
-    let absolute = std::path::absolute(&socket.path).map_err(|e| format!("its socket {shown}: {e}"))?;
+    let absolute =
+        std::path::absolute(&socket.path).map_err(|e| format!("its socket {shown}: {e}"))?;
     if !attachment::fits(&socket) {
         return Err(format!(
             "its socket {shown} has more settings than are remembered: a shorter path or allow list does"
@@ -261,13 +268,17 @@ impl Plan {
             )));
         }
         refuse_shared_images(&volumes)?;
-        let defaults = (config.nbd.is_empty() || config.admin.is_none()).then(runtime_directory).flatten();
+        let defaults =
+            (config.nbd.is_empty() || config.admin.is_none()).then(runtime_directory).flatten();
         let front_doors =
             front_doors(&config.nbd, config.nbd_unencrypted == Some(true), defaults.as_deref())?;
-        let admin = config.admin.or_else(|| defaults.as_ref().map(|directory| directory.join("admin.sock")));
+        let admin = config
+            .admin
+            .or_else(|| defaults.as_ref().map(|directory| directory.join("admin.sock")));
         refuse_shared_sockets(&front_doors, &volumes, admin.as_deref())?;
         Ok(Plan {
-            cache: std::path::absolute(cache).map_err(|e| Failure::usage(format!("--cache: {e}")))?,
+            cache: std::path::absolute(cache)
+                .map_err(|e| Failure::usage(format!("--cache: {e}")))?,
             cache_size: config.cache_size,
             volumes,
             front_doors,
@@ -298,7 +309,11 @@ fn refuse_unavailable(config: &Config) -> Result<(), Failure> {
 }
 
 /// What an option says that may be given several times.
-fn several<T: FromStr<Err: Display>>(option: &str, texts: &[String], max: usize) -> Result<Vec<T>, Failure> {
+fn several<T: FromStr<Err: Display>>(
+    option: &str,
+    texts: &[String],
+    max: usize,
+) -> Result<Vec<T>, Failure> {
     if texts.len() > max {
         let count = texts.len();
         return Err(Failure::usage(format!("{option} is given {count} times: at most {max}")));
@@ -325,7 +340,11 @@ fn certificates<'a>(
     }
 }
 
-fn front_doors(uris: &[String], unencrypted: bool, defaults: Option<&Path>) -> Result<Vec<NbdUri>, Failure> {
+fn front_doors(
+    uris: &[String],
+    unencrypted: bool,
+    defaults: Option<&Path>,
+) -> Result<Vec<NbdUri>, Failure> {
     if uris.len() > FRONT_DOORS_MAX {
         return Err(Failure::usage(format!(
             "--nbd is given {} times: at most {FRONT_DOORS_MAX}",
@@ -362,7 +381,8 @@ pub(super) fn is_open_to_others(transport: &Transport) -> bool {
     match transport {
         Transport::Unix { .. } => false,
         Transport::Tcp { host, .. } => {
-            host != "localhost" && !host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+            host != "localhost"
+                && !host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
         }
     }
 }
@@ -395,7 +415,9 @@ fn images(volumes: &[Wanted]) -> Vec<Option<Identity>> {
     }
     drop(sender);
     let deadline = Instant::now() + LOOK_WAIT_MAX;
-    while let Ok((i, image)) = found.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+    while let Ok((i, image)) =
+        found.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+    {
         images[i] = Some(image);
     }
     images
@@ -424,8 +446,7 @@ fn refuse_shared_sockets(
         paths.push(&socket.path);
     }
     for (i, door) in front_doors.iter().enumerate() {
-        let with_admin =
-            matches!((&door.transport, admin), (Transport::Unix { socket }, Some(admin)) if socket == admin);
+        let with_admin = matches!((&door.transport, admin), (Transport::Unix { socket }, Some(admin)) if socket == admin);
         if with_admin || front_doors[..i].iter().any(|other| other.transport == door.transport) {
             return Err(Failure::usage(format!(
                 "--nbd {door}: its address is named twice; give each its own"
@@ -464,17 +485,23 @@ mod tests {
             "{DOOR}accept-loss = \"5s\"\n[volume]\na = \"file:/a\"\n[volume.b]\nbackend = \"file:/b\"\naccept-loss = \"1s\"\n[volume.c]\nbackend = \"file:/c\"\nmode = \"write-through\"\n"
         );
         let volumes = plan(&text).expect("a plan").volumes;
-        let seen: Vec<_> = volumes.iter().map(|v| (v.mode, v.accept_loss.map(Duration::as_millis))).collect();
+        let seen: Vec<_> =
+            volumes.iter().map(|v| (v.mode, v.accept_loss.map(Duration::as_millis))).collect();
         assert_eq!(
             seen,
-            [(Mode::WriteBack, Some(5000)), (Mode::WriteBack, Some(1000)), (Mode::WriteThrough, Some(5000))]
+            [
+                (Mode::WriteBack, Some(5000)),
+                (Mode::WriteBack, Some(1000)),
+                (Mode::WriteThrough, Some(5000))
+            ]
         );
     }
 
     #[test]
     fn other_hosts_get_in_without_encryption_only_if_that_is_said() {
         let doors = |text: &str| {
-            plan(&format!("cache = \"/c\"\nadmin = \"/a\"\n{text}")).map(|plan| plan.front_doors.len())
+            plan(&format!("cache = \"/c\"\nadmin = \"/a\"\n{text}"))
+                .map(|plan| plan.front_doors.len())
         };
         for address in ["127.0.0.1", "127.3.2.1:9", "localhost", "[::1]:10809"] {
             assert_eq!(doors(&format!("nbd = [\"nbd://{address}/\"]")), Ok(1), "{address}");
@@ -493,13 +520,17 @@ mod tests {
     fn what_this_version_lacks_is_refused() {
         let failure = plan(&format!("{DOOR}vhost = \"/v\"")).expect_err("there is none");
         assert_eq!(failure.exit_status(), 2);
-        assert!(failure.to_string().starts_with("--vhost is not available in this version"), "{failure}");
+        assert!(
+            failure.to_string().starts_with("--vhost is not available in this version"),
+            "{failure}"
+        );
         let drains = |text: &str| {
             let volumes = plan(&format!("{DOOR}{text}")).expect("a plan").volumes;
             volumes.iter().map(|v| v.drain).collect::<Vec<_>>()
         };
         let (grouped, unordered) = (Some(DrainOrder::Grouped), Some(DrainOrder::Unordered));
-        let volumes = "[volume]\na = \"file:/a\"\n[volume.b]\nbackend = \"file:/b\"\ndrain = \"unordered\"\n";
+        let volumes =
+            "[volume]\na = \"file:/a\"\n[volume.b]\nbackend = \"file:/b\"\ndrain = \"unordered\"\n";
         assert_eq!(drains(volumes), [None, unordered]);
         assert_eq!(drains(&format!("drain = \"grouped\"\n{volumes}")), [grouped, unordered]);
     }
@@ -508,7 +539,9 @@ mod tests {
     fn write_back_on_an_nbd_server_says_that_its_drain_is_unordered() {
         let of = |options: &str, volume: &str| {
             let uri = "nbd+unix:///disk?socket=/s";
-            plan(&format!("{DOOR}accept-loss = \"5s\"\n{options}\n[volume.a]\nbackend = \"{uri}\"\n{volume}"))
+            plan(&format!(
+                "{DOOR}accept-loss = \"5s\"\n{options}\n[volume.a]\nbackend = \"{uri}\"\n{volume}"
+            ))
         };
         let failure = of("", "").expect_err("nothing is said");
         assert_eq!(failure.exit_status(), 2);
@@ -524,7 +557,10 @@ mod tests {
             ("nbd = [\"nbd://h/\"]".to_owned(), "--cache PATH"),
             (format!("{DOOR}accept-loss = \"0s\""), "accepts nothing"),
             (format!("{DOOR}[volume]\na = \"file:/a\"\nb = \"file:/a\""), "the same image"),
-            (format!("{DOOR}[volume]\na = \"file:/a\"\nb = \"file:/a?emulate=ssd\""), "the same image"),
+            (
+                format!("{DOOR}[volume]\na = \"file:/a\"\nb = \"file:/a?emulate=ssd\""),
+                "the same image",
+            ),
             (
                 format!(
                     "{DOOR}[volume]\na = \"file:/proc/version\"\nb = \"file:/proc/self/root/proc/version\""
@@ -532,9 +568,18 @@ mod tests {
                 "the same image",
             ),
             (format!("{DOOR}[volume]\na = \"rbd:p/i\"\nb = \"rbd:p/i?id=x\""), "the same image"),
-            (format!("{DOOR}[volume]\na = \"nbd://H/i\"\nb = \"nbd://h:10809/i\""), "the same image"),
-            (format!("{DOOR}[volume.a]\nbackend = \"file:/a\"\nmode = \"write-back\""), "--accept-loss"),
-            ("cache = \"/c\"\nnbd = [\"nbd+unix:///?socket=/s\"]\nadmin = \"/s\"".into(), "named twice"),
+            (
+                format!("{DOOR}[volume]\na = \"nbd://H/i\"\nb = \"nbd://h:10809/i\""),
+                "the same image",
+            ),
+            (
+                format!("{DOOR}[volume.a]\nbackend = \"file:/a\"\nmode = \"write-back\""),
+                "--accept-loss",
+            ),
+            (
+                "cache = \"/c\"\nnbd = [\"nbd+unix:///?socket=/s\"]\nadmin = \"/s\"".into(),
+                "named twice",
+            ),
             (format!("{DOOR}[volume.a]\nbackend = \"file:/a\"\nsocket = \"/s\""), "named twice"),
             (format!("{DOOR}[volume.a]\nbackend = \"file:/a\"\nsocket = \"/a\""), "named twice"),
             (
@@ -550,7 +595,10 @@ mod tests {
                 ),
                 "a shorter path or allow list does",
             ),
-            ("cache = \"/c\"\nnbd = [\"nbd://127.0.0.1/a\", \"nbd://127.0.0.1/b\"]".into(), "named twice"),
+            (
+                "cache = \"/c\"\nnbd = [\"nbd://127.0.0.1/a\", \"nbd://127.0.0.1/b\"]".into(),
+                "named twice",
+            ),
             ("cache = \"/c\"\nnbd = [\"nbd://0.0.0.0/\"]".into(), "say --nbd-unencrypted"),
             ("cache = \"/c\"\nnbd = [\"nbd://h/\"]".into(), "say --nbd-unencrypted"),
             ("cache = \"/c\"\nnbd = [\"http://h/\"]".into(), "not an NBD URI"),
@@ -568,7 +616,10 @@ mod tests {
             let tls = format!("{DOOR}{option} = [\"unix:/p\", \"tls://h2:10801\"]\n");
             let failure = plan(&tls).expect_err("nothing is said");
             assert_eq!(failure.exit_status(), 2);
-            assert!(failure.to_string().starts_with("tls://h2:10801 needs certificates"), "{failure}");
+            assert!(
+                failure.to_string().starts_with("tls://h2:10801 needs certificates"),
+                "{failure}"
+            );
             let plan = plan(&format!("{tls}peer-tls = \"/tls\"\n")).expect("a plan");
             assert_eq!(plan.peer_tls, Some("/tls".into()));
         }
@@ -577,11 +628,14 @@ mod tests {
 
     #[test]
     fn relative_paths_are_recorded_as_absolute_ones() {
-        let plan = plan(&format!("{DOOR}[volume]\na = \"file:images/1?emulate=hdd\"").replace("/c", "c"))
-            .expect("a plan");
+        let plan =
+            plan(&format!("{DOOR}[volume]\na = \"file:images/1?emulate=hdd\"").replace("/c", "c"))
+                .expect("a plan");
         let here = std::env::current_dir().expect("a directory");
         assert_eq!(plan.cache, here.join("c"));
-        let BackendUri::File { path, emulate, .. } = &plan.volumes[0].backend else { panic!("a file") };
+        let BackendUri::File { path, emulate, .. } = &plan.volumes[0].backend else {
+            panic!("a file")
+        };
         assert_eq!(path, &here.join("images/1"));
         assert!(emulate.is_some());
     }

@@ -1,5 +1,5 @@
-//! The volumes of the daemon: each one's way from its URI to being served, through changes, and back
-//! to a plain image.
+//! The volumes of the daemon: each one's way from its URI to being served, through changes, and
+//! back to a plain image.
 //!
 //! | file | what it is about |
 //! |---|---|
@@ -67,7 +67,8 @@ pub use pairs::Pairs;
 
 /// How long a backend that was never open before is waited for.
 const OPEN_WAIT_MAX: Time = Time::from_secs(60);
-/// How long backends are waited for that are to be released: at the end of the daemon all together, at a handover one.
+/// How long backends are waited for that are to be released: at the end of the daemon all together,
+/// at a handover one.
 const CLOSE_WAIT_MAX: Time = Time::from_secs(10);
 
 /// All volumes of one shard.
@@ -114,7 +115,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Volumes {
-    /// The volumes of `shard`; none is known yet. Second copies of them may be at peers, and others' may be here.
+    /// The volumes of `shard`; none is known yet. Second copies of them may be at peers, and
+    /// others' may be here.
     pub fn new(
         shard: ShardHandle,
         cache_uuid: [u8; 16],
@@ -165,7 +167,10 @@ impl Volumes {
 
     /// Names and images of all volumes that are to be served here, also of those that are not open.
     pub(super) fn wanted_images(&self) -> Vec<(String, BackendUri)> {
-        lock(&self.entries).values().map(|entry| (entry.name.clone(), entry.backend.clone())).collect()
+        lock(&self.entries)
+            .values()
+            .map(|entry| (entry.name.clone(), entry.backend.clone()))
+            .collect()
     }
 
     /// How long this host waits for others.
@@ -187,10 +192,12 @@ impl Volumes {
     /// The shard has stopped.
     pub async fn contains(&self, name: &str) -> Result<bool, ShardError> {
         let known = self.shard.volumes().await?;
-        Ok(lock(&self.entries).contains_key(name) || known.iter().any(|(_, spec, _)| spec.name == name))
+        Ok(lock(&self.entries).contains_key(name)
+            || known.iter().any(|(_, spec, _)| spec.name == name))
     }
 
-    /// Whether a volume of this name is served here, or is being opened. One that is only configured may be another host's.
+    /// Whether a volume of this name is served here, or is being opened. One that is only
+    /// configured may be another host's.
     fn is_opening(&self, name: &str) -> bool {
         lock(&self.entries).get(name).is_some_and(|entry| !entry.is_wish())
     }
@@ -210,9 +217,9 @@ impl Volumes {
     }
 }
 
-/// Releases the backends of a stopped shard. What stays dirty keeps its guard on the image. A backend that
-/// is out of reach is waited for only so long; the caller ends the process soon, which leaves lock,
-/// record and guard as a kill does.
+/// Releases the backends of a stopped shard. What stays dirty keeps its guard on the image. A
+/// backend that is out of reach is waited for only so long; the caller ends the process soon, which
+/// leaves lock, record and guard as a kill does.
 pub async fn close_all(stopped: Stopped) {
     let cache_failed = stopped.device_failed;
     let closing = stopped.volumes.into_iter().filter_map(|volume| {
@@ -233,7 +240,9 @@ pub async fn close_all(stopped: Stopped) {
         match tokio::time::timeout_at(deadline, task).await {
             Ok(Ok(Ok(()))) => {}
             Ok(Ok(Err(error))) => warn!("volume {name}: cannot release its image: {error}"),
-            Ok(Err(_)) => warn!("volume {name}: cannot release its image: an internal error occurred"),
+            Ok(Err(_)) => {
+                warn!("volume {name}: cannot release its image: an internal error occurred")
+            }
             Err(_) => {
                 hangs = true;
                 warn!(
@@ -244,8 +253,8 @@ pub async fn close_all(stopped: Stopped) {
         }
     }
     if hangs {
-        // A release may still come to its end. Until the process does, nobody else may take this cache's
-        // lock for proof that it is dead.
+        // A release may still come to its end. Until the process does, nobody else may take this
+        // cache's lock for proof that it is dead.
         std::mem::forget(stopped.cache);
     }
 }
@@ -257,7 +266,9 @@ fn is_among(entries: &BTreeMap<String, Arc<Entry>>, entry: &Arc<Entry>) -> bool 
 
 /// Closes a backend on a thread that may block.
 async fn close(backend: Box<dyn Backend>, clean: bool) -> Result<(), BackendError> {
-    match tokio::task::spawn_blocking(move || backend.close(Release { clean, cache_failed: false })).await {
+    match tokio::task::spawn_blocking(move || backend.close(Release { clean, cache_failed: false }))
+        .await
+    {
         Ok(outcome) => outcome,
         Err(_) => Err(BackendError::Unavailable {
             what: "the backend".into(),

@@ -1,5 +1,6 @@
-//! Tells the service manager that the daemon goes on, as long as both of its loops make rounds: the reactor's and the control thread's.
-//! It counts rounds and knows no clock: a disk that is slow, or a daemon that stood still as a whole, is no reason to end it.
+//! Tells the service manager that the daemon goes on, as long as both of its loops make rounds: the
+//! reactor's and the control thread's. It counts rounds and knows no clock: a disk that is slow, or
+//! a daemon that stood still as a whole, is no reason to end it.
 
 use crate::aborts::{Aborts, Note};
 use crate::failure::reason;
@@ -17,8 +18,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tracing::{error, warn};
 
-/// How often the loops are looked at in the time after which the manager ends a daemon that says nothing: a loop has to make no round
-/// at all in several looks before that.
+/// How often the loops are looked at in the time after which the manager ends a daemon that says
+/// nothing: a loop has to make no round at all in several looks before that.
 const LOOKS: u32 = 6;
 /// What is said then.
 const GOES_ON: &[u8] = b"WATCHDOG=1\n";
@@ -119,8 +120,10 @@ impl Watched {
         self.held_looks = if goes_on { 0 } else { self.held_looks + 1 };
         if self.held_looks == HELD_LOOKS {
             self.note = self.is.note();
-            let volume =
-                self.note.as_ref().map(|note| format!("; it is working for volume {}", note.volume()));
+            let volume = self
+                .note
+                .as_ref()
+                .map(|note| format!("; it is working for volume {}", note.volume()));
             error!(
                 "the {} makes no rounds: the service manager ends the daemon if that lasts (nothing acknowledged is lost){}",
                 self.is.name(),
@@ -135,11 +138,13 @@ impl Watched {
     }
 }
 
-/// A thread of its own says that the daemon goes on. Without a manager that wants to know there is none.
+/// A thread of its own says that the daemon goes on. Without a manager that wants to know there is
+/// none.
 pub(super) struct Watchdog(Option<Sender<Vec<Watched>>>);
 
 impl Watchdog {
-    /// Begins. Until it [watches](Watchdog::watch) something the daemon starts, which takes as long as it takes.
+    /// Begins. Until it [watches](Watchdog::watch) something the daemon starts, which takes as long
+    /// as it takes.
     pub(super) fn start() -> Watchdog {
         let wanted = sd_notify::watchdog_enabled().filter(|after| !after.is_zero());
         let (Some(after), Some(socket)) = (wanted, std::env::var_os("NOTIFY_SOCKET")) else {
@@ -163,7 +168,10 @@ impl Watchdog {
     pub(super) fn watch(&self, shard: ShardHandle, aborts: Aborts) {
         if self.0.is_some() {
             let reactor = Reactor { shard, aborts };
-            self.say(vec![Watched::new(Box::new(reactor)), Watched::new(Box::new(Control::here()))]);
+            self.say(vec![
+                Watched::new(Box::new(reactor)),
+                Watched::new(Box::new(Control::here())),
+            ]);
         }
     }
 
@@ -202,7 +210,8 @@ fn run(look: Duration, socket: &OsStr, changes: &Receiver<Vec<Watched>>) {
     }
 }
 
-/// Tells the service manager something, if there is one; returns whether it has it. One that does not read is not waited for.
+/// Tells the service manager something, if there is one; returns whether it has it. One that does
+/// not read is not waited for.
 pub(super) fn tell(states: &[NotifyState<'_>]) -> bool {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else { return true };
     let text: String = states.iter().map(|state| format!("{state}\n")).collect();
@@ -286,7 +295,8 @@ mod tests {
         });
         let shard = shard.expect("a reactor");
         let (go, wait) = channel();
-        let ready = rustix::event::eventfd(1, rustix::event::EventfdFlags::CLOEXEC).expect("an eventfd");
+        let ready =
+            rustix::event::eventfd(1, rustix::event::EventfdFlags::CLOEXEC).expect("an eventfd");
         let spec = VolumeSpec {
             name: "vm1".into(),
             backend: "none".into(),
@@ -309,11 +319,16 @@ mod tests {
         for _ in 0..HELD_LOOKS {
             assert!(!watched.goes_on());
         }
-        let notes = || std::fs::read_to_string(directory.path().join(FILE_NAME)).unwrap_or_default();
+        let notes =
+            || std::fs::read_to_string(directory.path().join(FILE_NAME)).unwrap_or_default();
         while !notes().ends_with('\n') {
             std::thread::yield_now();
         }
-        assert!(notes().lines().count() == 1 && notes().contains("\"volume\":\"vm1\""), "{}", notes());
+        assert!(
+            notes().lines().count() == 1 && notes().contains("\"volume\":\"vm1\""),
+            "{}",
+            notes()
+        );
         let rounds = shard.rounds();
         go.send(()).expect("it waits");
         while shard.rounds() == rounds {

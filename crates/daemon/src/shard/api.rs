@@ -121,8 +121,8 @@ pub struct Stopped {
     pub device_failed: bool,
     /// Every volume of the cache device.
     pub volumes: Vec<StoppedVolume>,
-    /// The cache device with its lock: to be dropped only when the backends are closed, since a process
-    /// that has the lock may take the images for abandoned.
+    /// The cache device with its lock: to be dropped only when the backends are closed, since a
+    /// process that has the lock may take the images for abandoned.
     pub cache: Option<CacheFile>,
 }
 
@@ -186,8 +186,8 @@ pub struct Hello {
     pub my_host: String,
     /// What the ownership record says.
     pub record: Record,
-    /// The volume, should it not be known here: without size and generation, which come with the copy. One of its name that is
-    /// known has the same backend.
+    /// The volume, should it not be known here: without size and generation, which come with the
+    /// copy. One of its name that is known has the same backend.
     pub spec: VolumeSpec,
 }
 

@@ -1,7 +1,10 @@
 //! What the reactor needs of a core. [`tidepool_engine::Engine`] is the real one; tests and
-//! measurements of the front door put a volume in memory in its place. Generic, so it costs nothing.
+//! measurements of the front door put a volume in memory in its place. Generic, so it costs
+//! nothing.
 
-use tidepool_engine::api::{ControlError, Effect, Event, Extent, Mode, Nanos, VolumeId, VolumeSpec};
+use tidepool_engine::api::{
+    ControlError, Effect, Event, Extent, Mode, Nanos, VolumeId, VolumeSpec,
+};
 use tidepool_engine::mem::Arena;
 use tidepool_engine::status::{DeviceStatus, VolumeStatus};
 use tidepool_engine::{AddError, Attach, Engine, OwnObjects};
@@ -15,8 +18,19 @@ pub trait Core {
     fn next_effect(&mut self, now: Nanos) -> Option<Effect>;
     fn next_deadline(&self) -> Option<Nanos>;
     fn volumes(&self) -> Vec<(VolumeId, VolumeSpec)>;
-    fn add_volume(&mut self, now: Nanos, spec: VolumeSpec, control: u64) -> Result<VolumeId, AddError>;
-    fn attach(&mut self, now: Nanos, id: VolumeId, attach: Attach, control: u64) -> Result<(), AddError>;
+    fn add_volume(
+        &mut self,
+        now: Nanos,
+        spec: VolumeSpec,
+        control: u64,
+    ) -> Result<VolumeId, AddError>;
+    fn attach(
+        &mut self,
+        now: Nanos,
+        id: VolumeId,
+        attach: Attach,
+        control: u64,
+    ) -> Result<(), AddError>;
     fn set_mode(&mut self, now: Nanos, id: VolumeId, mode: Mode, control: u64);
     fn set_dirty_bytes_max(&mut self, now: Nanos, id: VolumeId, bytes: u64, control: u64);
     fn set_attachment(&mut self, now: Nanos, id: VolumeId, attachment: Vec<u8>, control: u64);

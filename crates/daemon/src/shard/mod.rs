@@ -1,8 +1,9 @@
 //! The shard: one reactor thread that joins the core, its cache device, the backends of its volumes
 //! and the NBD clients through one io_uring.
 //!
-//! Nothing on the way of a request takes a lock or allocates: tables have a fixed size, payloads travel in
-//! the core's arena, and the control plane talks to the thread through a queue of commands.
+//! Nothing on the way of a request takes a lock or allocates: tables have a fixed size, payloads
+//! travel in the core's arena, and the control plane talks to the thread through a queue of
+//! commands.
 
 mod api;
 mod control;
@@ -18,8 +19,8 @@ mod shared;
 
 pub use self::core::Core;
 pub use api::{
-    Connected, Counterpart, Guest, Hello, Image, Newest, Opened, Refused, ShardError, Socket, Stopped,
-    StoppedVolume, Wants,
+    Connected, Counterpart, Guest, Hello, Image, Newest, Opened, Refused, ShardError, Socket,
+    Stopped, StoppedVolume, Wants,
 };
 pub use control::handle::ShardHandle;
 pub use control::stats::{
@@ -84,9 +85,9 @@ fn system(what: &'static str) -> impl Fn(std::io::Error) -> StartError {
     move |source| StartError::System { what, source }
 }
 
-/// Opens and locks the cache, recovers what is on it, and starts the reactor thread. Blocks until the
-/// shard takes commands. A panic of the reactor aborts the process: what was acknowledged is in the
-/// log, and a restart serves it; a daemon without its reactor would serve nobody.
+/// Opens and locks the cache, recovers what is on it, and starts the reactor thread. Blocks until
+/// the shard takes commands. A panic of the reactor aborts the process: what was acknowledged is in
+/// the log, and a restart serves it; a daemon without its reactor would serve nobody.
 ///
 /// # Errors
 /// See [`StartError`]; nothing has been changed then.
@@ -108,7 +109,11 @@ pub fn start(config: ShardConfig) -> Result<ShardHandle, StartError> {
 ///
 /// # Errors
 /// What `open` says, or the kernel refused a ring or a thread.
-pub fn start_with<C, F>(cpu: Option<usize>, limits: Limits, open: F) -> Result<ShardHandle, StartError>
+pub fn start_with<C, F>(
+    cpu: Option<usize>,
+    limits: Limits,
+    open: F,
+) -> Result<ShardHandle, StartError>
 where
     C: Core,
     F: FnOnce() -> Result<(C, Option<CacheFile>, Opened), StartError> + Send + 'static,
@@ -132,7 +137,8 @@ where
                 bind(cpu);
                 ring.begin_elsewhere(cache.as_ref().is_some_and(CacheFile::has_writers_wait));
                 let _ = started.send(Ok(opened));
-                Reactor::new(ring, core, cache, (commands, reactor_bell, reactor_pulse), limits).run();
+                Reactor::new(ring, core, cache, (commands, reactor_bell, reactor_pulse), limits)
+                    .run();
             }
             Err(error) => {
                 let _ = started.send(Err(error));

@@ -1,4 +1,5 @@
-//! What others may see of the reactor's thread without asking it: that it makes rounds, and for which volume it is working.
+//! What others may see of the reactor's thread without asking it: that it makes rounds, and for
+//! which volume it is working.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

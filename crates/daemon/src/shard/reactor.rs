@@ -1,5 +1,5 @@
-//! The loop: take completions, hand everything that arrived to the core, execute what it wants, enter
-//! the kernel once, begin again. What arrives together is handed over together, so a burst of
+//! The loop: take completions, hand everything that arrived to the core, execute what it wants,
+//! enter the kernel once, begin again. What arrives together is handed over together, so a burst of
 //! writes becomes one append.
 
 use crate::shard::control::command::Command;
@@ -151,7 +151,8 @@ impl<C: Core> Reactor<C> {
                 "the arena is not registered with the kernel, which costs some speed: {error} (raise the limit of locked memory)"
             );
         }
-        // SAFETY: the arena's own memory; what it has is not changed. A core dump is to have no data of guests, as far as that goes.
+        // SAFETY: the arena's own memory; what it has is not changed. A core dump is to have no
+        // data of guests, as far as that goes.
         unsafe { libc::madvise(ptr.cast(), len, libc::MADV_DONTDUMP) };
         reactor.poll_bell();
         reactor
@@ -197,8 +198,9 @@ impl<C: Core> Reactor<C> {
         let done = self.shared.effort.next_round();
         self.shared.count.round_effort_max = self.shared.count.round_effort_max.max(done);
         self.replication.next_round();
-        let mut served =
-            |slot: &u32| self.connections.get_mut(*slot).is_some_and(|c| std::mem::take(&mut c.turn.served));
+        let mut served = |slot: &u32| {
+            self.connections.get_mut(*slot).is_some_and(|c| std::mem::take(&mut c.turn.served))
+        };
         self.listed.sort_by_cached_key(|slot| served(slot));
     }
 
@@ -234,7 +236,9 @@ impl<C: Core> Reactor<C> {
 
     fn end_late_handshakes(&mut self) {
         for slot in 0..self.connections.capacity() as u32 {
-            let Some(connection) = self.connections.get_mut(slot).filter(|c| !c.broken()) else { continue };
+            let Some(connection) = self.connections.get_mut(slot).filter(|c| !c.broken()) else {
+                continue;
+            };
             match connection.handshake_deadline {
                 Some(at) if at <= self.shared.now => {
                     tracing::info!(peer = %connection.peer, "closing a connection: no handshake in time");
@@ -301,7 +305,9 @@ impl<C: Core> Reactor<C> {
                 let (ops, through) = self.device();
                 let ended = ops.complete(slot, result, now, device_user, through);
                 match ended {
-                    Some((token, result)) => self.shared.core.handle(now, Event::Done { token, result }),
+                    Some((token, result)) => {
+                        self.shared.core.handle(now, Event::Done { token, result })
+                    }
                     None => self.retry_transfers(),
                 }
             }
@@ -333,7 +339,9 @@ impl<C: Core> Reactor<C> {
         let Some(volume) = volumes.get_mut(id) else { return };
         volume.polled = false;
         volume.completions(*now, core.arena(), &mut self.completed);
-        if volume.serving && self.completed.iter().any(|(_, result)| *result == Err(IoError::Fenced)) {
+        if volume.serving
+            && self.completed.iter().any(|(_, result)| *result == Err(IoError::Fenced))
+        {
             // Whose the image is, nobody knows yet: what waits is not answered.
             self.close_door(id);
         }
@@ -381,7 +389,9 @@ impl<C: Core> Reactor<C> {
         let mut parsed = false;
         for index in 0..self.listed.len() {
             let slot = self.listed[index];
-            let Some(connection) = self.connections.get_mut(slot).filter(|c| c.turn.wake) else { continue };
+            let Some(connection) = self.connections.get_mut(slot).filter(|c| c.turn.wake) else {
+                continue;
+            };
             if self.shared.effort.is_spent(connection.volume()) {
                 connection.turn.deferred = true;
                 continue;
@@ -390,7 +400,9 @@ impl<C: Core> Reactor<C> {
             self.pulse.work_for(connection.volume());
             connection.process(&mut self.shared);
             self.pulse.work_for(None);
-            let Some(queue) = connection.stall.and_then(|stall| self.waiting.queue(stall)) else { continue };
+            let Some(queue) = connection.stall.and_then(|stall| self.waiting.queue(stall)) else {
+                continue;
+            };
             let until = connection.waits_until.filter(|_| connection.stall == Some(Stall::Volume));
             if !std::mem::replace(&mut connection.turn.waiting, true) {
                 queue.push_back(slot);
@@ -408,7 +420,8 @@ impl<C: Core> Reactor<C> {
             let id = self.shared.gated[index];
             started |= gate::advance(&mut self.shared, id);
         }
-        let changed = std::mem::take(&mut self.shared.freed) | std::mem::take(&mut self.shared.gate_opened);
+        let changed =
+            std::mem::take(&mut self.shared.freed) | std::mem::take(&mut self.shared.gate_opened);
         let ranged = std::mem::take(&mut self.shared.range_ended);
         let leased = std::mem::take(&mut self.shared.leased);
         let came = std::mem::take(&mut self.shared.came);
@@ -444,7 +457,9 @@ impl<C: Core> Reactor<C> {
             let Some(effect) = self.shared.core.next_effect(self.shared.now) else { break };
             executed = true;
             match effect {
-                Effect::DeviceRead { token, offset, buf } => self.transfer((token, Kind::Read, offset, buf)),
+                Effect::DeviceRead { token, offset, buf } => {
+                    self.transfer((token, Kind::Read, offset, buf))
+                }
                 Effect::DeviceWrite { token, offset, buf, dsync } => {
                     self.transfer((token, Kind::Write { dsync }, offset, buf));
                 }
@@ -456,8 +471,10 @@ impl<C: Core> Reactor<C> {
                     let Shared { core, volumes, now, .. } = &mut self.shared;
                     match volumes.get_mut(volume) {
                         Some(volume) => volume.transfer(*now, core.arena(), token, op),
-                        None => core
-                            .handle(*now, Event::Done { token, result: Err(IoError::Errno(libc::ENODEV)) }),
+                        None => core.handle(
+                            *now,
+                            Event::Done { token, result: Err(IoError::Errno(libc::ENODEV)) },
+                        ),
                     }
                 }
                 Effect::Peer { volume, op } => self.peer_op(volume, op),
@@ -514,8 +531,8 @@ impl<C: Core> Reactor<C> {
         self.list(name.connection);
     }
 
-    /// Sends and receives for the listed connections; lets go of those that are over. Returns whether
-    /// that has made something possible that was not before.
+    /// Sends and receives for the listed connections; lets go of those that are over. Returns
+    /// whether that has made something possible that was not before.
     fn arm(&mut self) -> bool {
         self.arm_links();
         let mut kept = 0;

@@ -1,4 +1,5 @@
-//! What all connections of a shard share: the core, its volumes, and the front door's part of the arena.
+//! What all connections of a shard share: the core, its volumes, and the front door's part of the
+//! arena.
 
 use crate::shard::control::stats::ReactorCounters;
 use crate::shard::core::Core;
@@ -90,7 +91,8 @@ impl<C: Core> Shared<C> {
         self.allocate(taken, held, len)
     }
 
-    /// A buffer for the unaligned writes of a volume: those that wait for them may have all of its share.
+    /// A buffer for the unaligned writes of a volume: those that wait for them may have all of its
+    /// share.
     pub(super) fn alloc_anyway(&mut self, held: &mut Held, len: usize) -> Option<Buf> {
         let taken = self.budget.take_anyway(held, footprint(len));
         self.allocate(taken, held, len)
@@ -111,7 +113,8 @@ impl<C: Core> Shared<C> {
         self.core.arena_mut().free(buf);
     }
 
-    /// Gives back a buffer that was taken in vain a moment ago: nobody who waits for memory has more of it than before.
+    /// Gives back a buffer that was taken in vain a moment ago: nobody who waits for memory has
+    /// more of it than before.
     pub(super) fn put_back(&mut self, held: &mut Held, buf: Buf) {
         self.budget.give(held, footprint(buf.len as usize));
         self.core.arena_mut().free(buf);

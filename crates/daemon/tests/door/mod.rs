@@ -42,7 +42,8 @@ impl Door {
             Ok((MemoryCore::new(options), None, Opened::default()))
         });
         let shard = shard.expect("the reactor starts");
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let directory = tempfile::tempdir().expect("a directory");
         let door = Door { shard, runtime, directory };
         door.add(spec("v", size_bytes));
@@ -66,7 +67,9 @@ impl Door {
     pub fn own_socket(&self, volume: &str) -> PathBuf {
         let path = self.directory.path().join(format!("{volume}.own"));
         let listener = UnixListener::bind(&path).expect("a new socket");
-        self.runtime.block_on(self.shard.listen(listener.into(), Some(volume.into()))).expect("listening");
+        self.runtime
+            .block_on(self.shard.listen(listener.into(), Some(volume.into())))
+            .expect("listening");
         path
     }
 
@@ -98,7 +101,11 @@ impl Door {
     pub fn wait_until(&self, what: &str, condition: impl Fn(&ShardStatus) -> bool) {
         let begin = std::time::Instant::now();
         while !condition(&self.status()) {
-            assert!(begin.elapsed() < PATIENCE, "never happened: {what}; {:?}", self.status().reactor);
+            assert!(
+                begin.elapsed() < PATIENCE,
+                "never happened: {what}; {:?}",
+                self.status().reactor
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
     }

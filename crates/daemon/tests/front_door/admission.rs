@@ -5,7 +5,9 @@ use crate::door::{Door, memory, spec};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
-use tidepool_daemon::shard::limits::{CONNECTIONS_OF_VOLUME_MAX, CONNECTIONS_RESERVED, HANDSHAKES_MAX};
+use tidepool_daemon::shard::limits::{
+    CONNECTIONS_OF_VOLUME_MAX, CONNECTIONS_RESERVED, HANDSHAKES_MAX,
+};
 use tidepool_nbd::client::{BlockingClient, ClientError, Wanted};
 use tidepool_nbd::wire;
 
@@ -96,7 +98,8 @@ fn listed(socket: &std::path::Path) -> Vec<String> {
     loop {
         let mut head = [0; 20];
         stream.read_exact(&mut head).expect("an answer");
-        let number = |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().expect("four bytes"));
+        let number =
+            |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().expect("four bytes"));
         let mut body = vec![0; number(16) as usize];
         stream.read_exact(&mut body).expect("an answer");
         match number(12) {
@@ -136,7 +139,9 @@ fn a_volumes_own_socket_knows_of_no_other_volume() {
 /// A client that dials and tells in the end whether it was let in, and how large the volume is.
 fn waiting_client(door: &Door, export: &str) -> std::thread::JoinHandle<Result<u64, ClientError>> {
     let (stream, wanted) = (door.dial(), Wanted::new(export));
-    std::thread::spawn(move || BlockingClient::over(stream, wanted).map(|client| client.size_bytes()))
+    std::thread::spawn(move || {
+        BlockingClient::over(stream, wanted).map(|client| client.size_bytes())
+    })
 }
 
 #[test]
@@ -216,7 +221,8 @@ fn the_only_volume_that_is_open_is_no_default_while_another_is_on_its_way() {
     let announced = door.shard.announce("w").expect("it runs");
     for awaited in [true, false] {
         announced.set_awaited(awaited).expect("it runs");
-        let error = waiting_client(&door, "").join().expect("no panic").expect_err("there is a choice");
+        let error =
+            waiting_client(&door, "").join().expect("no panic").expect_err("there is a choice");
         assert!(error.to_string().contains("there is no export"), "{error}");
     }
     drop(announced);

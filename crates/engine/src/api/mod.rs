@@ -15,9 +15,11 @@ pub use volume::{
 pub const BLOCK_BYTES: usize = 4096;
 /// Smallest addressable unit of a client request in bytes.
 pub const SECTOR_BYTES: usize = 512;
-/// Largest buffer of one request in bytes. A front door splits larger requests at multiples of this.
+/// Largest buffer of one request in bytes. A front door splits larger requests at multiples of
+/// this.
 pub const REQUEST_BYTES_MAX: usize = 256 * 1024;
-/// Data blocks of one record that a peer is sent: what its log finds room for whatever the sizes of its appends and segments.
+/// Data blocks of one record that a peer is sent: what its log finds room for whatever the sizes of
+/// its appends and segments.
 pub const RECORD_BLOCKS_MAX: usize = 32;
 /// Longest discard or write-zeroes in bytes; longer ones are refused as invalid.
 pub const RANGE_BYTES_MAX: u64 = 1 << 40;
@@ -64,21 +66,23 @@ pub enum Op {
     },
     /// Bring the range into the cache; no data is returned.
     Prefetch,
-    /// Read the one block at the request's offset of a replica, which has this CRC-32C (RFC 9); if it has not, or is not here,
-    /// [`RequestError::Invalid`].
+    /// Read the one block at the request's offset of a replica, which has this CRC-32C (RFC 9); if
+    /// it has not, or is not here, [`RequestError::Invalid`].
     Block {
         /// That of the block that the owner has lost.
         crc: u32,
     },
-    /// Read a record of a replica's log as it stands there, header block and data blocks, into the beginning of a buffer of
-    /// [`FETCH_BYTES`](crate::FETCH_BYTES); offset and length are zero. [`RequestError::Invalid`] if it is not where it was logged any more.
+    /// Read a record of a replica's log as it stands there, header block and data blocks, into the
+    /// beginning of a buffer of [`FETCH_BYTES`](crate::FETCH_BYTES); offset and length are zero.
+    /// [`RequestError::Invalid`] if it is not where it was logged any more.
     Fetch {
         /// Its sequence.
         sequence: u64,
     },
-    /// A record of the owner's log, for a replica of the volume (RFC 9). The request's buffer holds it as it stands in
-    /// the owner's log, header block and data blocks; offset and length are zero. The reply says that it is in the log, or
-    /// that it is not the next record of this copy ([`RequestError::Invalid`]).
+    /// A record of the owner's log, for a replica of the volume (RFC 9). The request's buffer holds
+    /// it as it stands in the owner's log, header block and data blocks; offset and length are
+    /// zero. The reply says that it is in the log, or that it is not the next record of this copy
+    /// ([`RequestError::Invalid`]).
     Record {
         /// Reply only when it is on stable media, and everything before it.
         durable: bool,
@@ -196,8 +200,8 @@ pub enum BackendOp {
     },
     /// Make all completed writes durable.
     Flush,
-    /// Write a frame of a group's redo (see [`crate::format::redo`]) beside the image. Frames come in any order, and may come
-    /// again with other content after an error.
+    /// Write a frame of a group's redo (see [`crate::format::redo`]) beside the image. Frames come
+    /// in any order, and may come again with other content after an error.
     RedoWrite {
         /// Number of the group in this generation.
         group: u64,
@@ -206,9 +210,9 @@ pub enum BackendOp {
         /// The frame: at most [`crate::format::redo::FRAME_BYTES_MAX`].
         buf: Buf,
     },
-    /// All frames of a group were written: from now on image and redo together are the volume as it was at the group's
-    /// end. Atomic; durable when complete, as are the frames. The first commit of a generation replaces whatever an
-    /// earlier one has left.
+    /// All frames of a group were written: from now on image and redo together are the volume as it
+    /// was at the group's end. Atomic; durable when complete, as are the frames. The first commit
+    /// of a generation replaces whatever an earlier one has left.
     RedoCommit {
         /// Oldest group whose redo is still needed.
         first: u64,
@@ -236,11 +240,13 @@ pub enum BackendOp {
         /// Bytes.
         size_bytes: u64,
     },
-    /// Record beside the image how far the volume is, so that a loss of the cache can be told in figures.
+    /// Record beside the image how far the volume is, so that a loss of the cache can be told in
+    /// figures.
     RedoNote {
         /// Newest acknowledged sequence.
         sequence: u64,
-        /// Newest sequence on stable media: a cache whose log ends before it has lost what it promised to keep.
+        /// Newest sequence on stable media: a cache whose log ends before it has lost what it
+        /// promised to keep.
         durable: u64,
         /// Bytes that are in no committed group, zeroes included.
         bytes: u64,
@@ -259,7 +265,8 @@ pub enum PeerOp {
     Record {
         /// Its number in the volume's log.
         sequence: u64,
-        /// Header block and data blocks. They stay as they are until the next effect is taken from the core.
+        /// Header block and data blocks. They stay as they are until the next effect is taken from
+        /// the core.
         buf: Buf,
         /// Somebody waits until it is on the peer's stable media.
         durable: bool,
@@ -269,8 +276,8 @@ pub enum PeerOp {
         /// Its number in the volume's log.
         sequence: u64,
     },
-    /// The only copy of this block that is here is bad: [`Engine::peer_block`](crate::Engine::peer_block) is to be told what the
-    /// peer has of it.
+    /// The only copy of this block that is here is bad:
+    /// [`Engine::peer_block`](crate::Engine::peer_block) is to be told what the peer has of it.
     Block {
         /// Block of the volume.
         block: u64,
@@ -286,8 +293,8 @@ pub enum Pairing {
     Alone,
     /// Records are sent, and nothing waits for the peer.
     Filling,
-    /// Changes are acknowledged when the peer has them, flushes when it has them on stable media, and only what it has on stable
-    /// media goes to the backend.
+    /// Changes are acknowledged when the peer has them, flushes when it has them on stable media,
+    /// and only what it has on stable media goes to the backend.
     Paired,
     /// The peer is gone: nothing is sent any more, and nothing acknowledged.
     Parting,
@@ -337,7 +344,8 @@ pub struct Begin {
     pub size_bytes: u64,
     /// Newest record that it does not get.
     pub base: u64,
-    /// What the owner takes for certain that there is room for (see [`Engine::room_to_begin`](crate::Engine::room_to_begin)).
+    /// What the owner takes for certain that there is room for (see
+    /// [`Engine::room_to_begin`](crate::Engine::room_to_begin)).
     pub room: Room,
 }
 
@@ -363,7 +371,8 @@ pub struct LogStatus {
     pub stable: u64,
     /// Something of everything up to here may have been sent to the backend.
     pub sent: u64,
-    /// Everything up to here is in the backend. With something lost it stays what it was before: the peer may have that.
+    /// Everything up to here is in the backend. With something lost it stays what it was before:
+    /// the peer may have that.
     pub drained: u64,
     /// Everything up to here may have been acknowledged.
     pub acknowledged: u64,
@@ -371,7 +380,8 @@ pub struct LogStatus {
     pub failed: bool,
     /// Changes wait for room at the peer.
     pub held_up: bool,
-    /// The newest record that the peer was asked to bring to stable media, and the newest one that it has there. 0 without a peer.
+    /// The newest record that the peer was asked to bring to stable media, and the newest one that
+    /// it has there. 0 without a peer.
     pub peer_asked: u64,
     /// See [`LogStatus::peer_asked`].
     pub peer_stable: u64,
@@ -464,7 +474,9 @@ pub enum ControlError {
     #[error("another operation on the volume is under way")]
     Busy,
     /// It takes the volume's backend, and none is attached.
-    #[error("the volume's backend is not attached: the volume cannot be drained or compared with its image")]
+    #[error(
+        "the volume's backend is not attached: the volume cannot be drained or compared with its image"
+    )]
     Detached,
     /// Its backend has to be taken away first.
     #[error("the volume's backend is attached")]
@@ -485,7 +497,9 @@ pub enum ControlError {
     #[error("other volumes are clones of it and read through it; remove them first")]
     IsParent,
     /// No size that a volume can be given.
-    #[error("a size of {0} bytes cannot be had: it must be a multiple of {BLOCK_BYTES} up to 1 PiB")]
+    #[error(
+        "a size of {0} bytes cannot be had: it must be a multiple of {BLOCK_BYTES} up to 1 PiB"
+    )]
     Size(u64),
     /// It serves, or has served, clients of its own.
     #[error("it is not the copy of another host's volume")]
@@ -525,10 +539,12 @@ pub struct DeviceRead<'a> {
 }
 
 /// A stretch of the arena: `offset` and `len` in bytes. It is a name, not a reference; its holder
-/// has the right to use those bytes until it is given back with [`Arena::free`](crate::mem::Arena::free).
+/// has the right to use those bytes until it is given back with
+/// [`Arena::free`](crate::mem::Arena::free).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Buf {
-    /// First byte in the arena; block-aligned when returned by [`Arena::alloc`](crate::mem::Arena::alloc).
+    /// First byte in the arena; block-aligned when returned by
+    /// [`Arena::alloc`](crate::mem::Arena::alloc).
     pub offset: u32,
     /// Bytes.
     pub len: u32,
@@ -540,7 +556,11 @@ impl Buf {
     /// # Panics
     /// If the part is not inside the buffer.
     pub fn slice(self, start: usize, len: usize) -> Buf {
-        assert!(start + len <= self.len as usize, "slice {start}+{len} of a {} byte buffer", self.len);
+        assert!(
+            start + len <= self.len as usize,
+            "slice {start}+{len} of a {} byte buffer",
+            self.len
+        );
         Buf { offset: self.offset + start as u32, len: len as u32 }
     }
 }

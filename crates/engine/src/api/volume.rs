@@ -7,7 +7,9 @@ pub const VOLUME_BYTES_MAX: u64 = 1 << 50;
 
 /// Whether a volume can have so many bytes.
 pub fn is_size(size_bytes: u64) -> bool {
-    size_bytes > 0 && size_bytes.is_multiple_of(SECTOR_BYTES as u64) && size_bytes <= VOLUME_BYTES_MAX
+    size_bytes > 0
+        && size_bytes.is_multiple_of(SECTOR_BYTES as u64)
+        && size_bytes <= VOLUME_BYTES_MAX
 }
 
 /// What the cache does with a volume's writes.

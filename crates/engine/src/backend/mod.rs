@@ -1,4 +1,5 @@
-//! The backend of one volume, as far as the core knows it: whether it works, and which direct writes are on its stable media.
+//! The backend of one volume, as far as the core knows it: whether it works, and which direct
+//! writes are on its stable media.
 
 pub(crate) mod rate;
 
@@ -15,11 +16,12 @@ pub(crate) struct Backend {
     error: Option<IoError>,
     /// Nothing is sent before.
     retry_at: Nanos,
-    /// Direct writes that have completed, and how many of them a completed flush covers. The first stands for those before an
-    /// attachment.
+    /// Direct writes that have completed, and how many of them a completed flush covers. The first
+    /// stands for those before an attachment.
     written: u64,
     flushed: u64,
-    /// A flush has failed that no client had asked for: direct writes may be lost, and the next flush of a client says so.
+    /// A flush has failed that no client had asked for: direct writes may be lost, and the next
+    /// flush of a client says so.
     lost: bool,
     /// A flush is to be sent although no drain waits for it.
     flush_wanted: bool,
@@ -62,7 +64,8 @@ impl Backend {
         }
     }
 
-    /// It is attached: writes that went past the cache before a restart may still stand in its write cache.
+    /// It is attached: writes that went past the cache before a restart may still stand in its
+    /// write cache.
     pub(crate) fn attach(&mut self) {
         (self.flushed, self.flush_wanted) = (0, true);
     }
@@ -110,7 +113,8 @@ impl Backend {
         self.flushed = self.flushed.max(covers);
     }
 
-    /// A flush has failed. Writes from before an attachment are in the log, where the volume is `logged`.
+    /// A flush has failed. Writes from before an attachment are in the log, where the volume is
+    /// `logged`.
     pub(crate) fn note_flush_failed(&mut self, logged: bool) {
         let direct = self.written > 1 || !logged;
         self.lost |= direct && self.is_dirty();

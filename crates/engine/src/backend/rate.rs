@@ -29,11 +29,13 @@ impl DrainRate {
 
     /// It has moved something.
     pub(crate) fn note(&mut self, now: Nanos, bytes: u64) {
-        // What completes together counts together: the rate is taken up to the last time that something did.
+        // What completes together counts together: the rate is taken up to the last time that
+        // something did.
         let busy_ns = self.busy_ns + self.last.saturating_sub(self.busy_since);
         if now > self.last && busy_ns >= RATE_WINDOW_NS {
             let rate = self.bytes as f64 * 1e9 / busy_ns as f64;
-            let keep = if busy_ns > 8 * RATE_WINDOW_NS || self.bytes_per_s == 0.0 { 0.0 } else { 0.7 };
+            let keep =
+                if busy_ns > 8 * RATE_WINDOW_NS || self.bytes_per_s == 0.0 { 0.0 } else { 0.7 };
             self.bytes_per_s = keep * self.bytes_per_s + (1.0 - keep) * rate;
             (self.busy_since, self.busy_ns, self.bytes) = (self.last.max(self.busy_since), 0, 0);
         }

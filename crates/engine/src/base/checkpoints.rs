@@ -15,7 +15,14 @@ impl Checkpoints {
     /// `durable`: number of the newest durable checkpoint.
     pub(crate) fn new(durable: u64) -> Checkpoints {
         let next = durable + 1;
-        Checkpoints { durable, next, wanted: false, is_held_up: false, drained: false, appended_bytes: 0 }
+        Checkpoints {
+            durable,
+            next,
+            wanted: false,
+            is_held_up: false,
+            drained: false,
+            appended_bytes: 0,
+        }
     }
 
     /// Number of the newest durable checkpoint.

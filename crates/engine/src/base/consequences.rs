@@ -3,8 +3,8 @@
 use crate::api::VolumeId;
 use std::collections::VecDeque;
 
-/// Something that changes what happens to a volume. Who finds it out sets the volume's flag at once, so that nothing more is sent or
-/// begun; the loop then tells each room.
+/// Something that changes what happens to a volume. Who finds it out sets the volume's flag at
+/// once, so that nothing more is sent or begun; the loop then tells each room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Consequence {
     /// Another owner has the volume's image.

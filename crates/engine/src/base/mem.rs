@@ -1,5 +1,6 @@
 //! The memory that requests, log appends and drains travel in: one aligned arena, allocated once,
-//! handed out by a buddy allocator without touching the heap. The driver registers it with the kernel.
+//! handed out by a buddy allocator without touching the heap. The driver registers it with the
+//! kernel.
 
 use crate::api::BLOCK_BYTES;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -75,7 +76,8 @@ pub struct Arena {
     heads: [u32; ORDERS],
     next: Vec<u32>,
     prev: Vec<u32>,
-    /// Per block: order of the chunk that starts here, with [`FREE`] while it is free; 0 inside a chunk.
+    /// Per block: order of the chunk that starts here, with [`FREE`] while it is free; 0 inside a
+    /// chunk.
     state: Vec<u8>,
     free_bytes: usize,
 }
@@ -92,7 +94,8 @@ impl Arena {
         let chunk = 1usize << ORDER_MAX;
         let len = len.div_ceil(chunk).max(1) * chunk;
         assert!(len <= u32::MAX as usize, "an arena is smaller than 4 GiB");
-        // With a larger alignment the allocator would write the zeroes itself; so the kernel has them, where they are used.
+        // With a larger alignment the allocator would write the zeroes itself; so the kernel has
+        // them, where they are used.
         let layout = Layout::from_size_align(len + chunk, 1).expect("an arena size within isize");
         // SAFETY: the layout has a non-zero size.
         let allocated = unsafe { alloc_zeroed(layout) };
@@ -135,8 +138,8 @@ impl Arena {
         self.free_bytes
     }
 
-    /// A buffer of `len` bytes (its first byte block-aligned), or `None` when there is no room or `len`
-    /// is zero or above 2 MiB. The content is whatever was there before.
+    /// A buffer of `len` bytes (its first byte block-aligned), or `None` when there is no room or
+    /// `len` is zero or above 2 MiB. The content is whatever was there before.
     pub fn alloc(&mut self, len: usize) -> Option<Buf> {
         if len == 0 || len > 1 << ORDER_MAX {
             return None;
@@ -190,14 +193,19 @@ impl Arena {
     pub fn bytes(&self, buf: Buf) -> &[u8] {
         self.check(buf);
         // SAFETY: in bounds by `check`, initialised at allocation, and borrowed from self.
-        unsafe { std::slice::from_raw_parts(self.memory.add(buf.offset as usize), buf.len as usize) }
+        unsafe {
+            std::slice::from_raw_parts(self.memory.add(buf.offset as usize), buf.len as usize)
+        }
     }
 
     /// The bytes of a buffer, to change.
     pub fn bytes_mut(&mut self, buf: Buf) -> &mut [u8] {
         self.check(buf);
-        // SAFETY: in bounds by `check`, initialised at allocation, and self is borrowed exclusively.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.add(buf.offset as usize), buf.len as usize) }
+        // SAFETY: in bounds by `check`, initialised at allocation, and self is borrowed
+        // exclusively.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.memory.add(buf.offset as usize), buf.len as usize)
+        }
     }
 
     /// Copies `from` to `to`; the two have the same length and do not overlap.
@@ -220,7 +228,10 @@ impl Arena {
     }
 
     fn check(&self, buf: Buf) {
-        assert!(buf.offset as usize + buf.len as usize <= self.len, "{buf:?} is outside of the arena");
+        assert!(
+            buf.offset as usize + buf.len as usize <= self.len,
+            "{buf:?} is outside of the arena"
+        );
     }
 
     fn push(&mut self, start: u32, order: u32) {
@@ -292,7 +303,9 @@ mod tests {
     fn a_buffer_of_another_arena_is_noticed() {
         let (large, small) = (Arena::new(8 << 20), Arena::new(2 << 20));
         let mut large = large;
-        let buf = std::iter::from_fn(|| large.alloc(4096)).find(|buf| buf.offset >= 2 << 20).expect("room");
+        let buf = std::iter::from_fn(|| large.alloc(4096))
+            .find(|buf| buf.offset >= 2 << 20)
+            .expect("room");
         small.bytes(buf);
     }
 

@@ -1,7 +1,9 @@
-//! Deliberate bugs, for the test of those who look for bugs: each check of this core must notice them.
+//! Deliberate bugs, for the test of those who look for bugs: each check of this core must notice
+//! them.
 //!
-//! They exist with the feature `mutations` only, which no program that is given to users has. Each is off until
-//! [`set`] puts it in force in the calling thread. In the code, `mutated!(Name)` is true where the bug is to be.
+//! They exist with the feature `mutations` only, which no program that is given to users has. Each
+//! is off until [`set`] puts it in force in the calling thread. In the code, `mutated!(Name)` is
+//! true where the bug is to be.
 
 /// Whether the deliberate bug is in force; without the feature `mutations` it never is.
 macro_rules! mutated {

@@ -37,7 +37,8 @@ impl Out {
         self.effects.push_back(Effect::DeviceRead { token, offset, buf });
     }
 
-    /// Writes `buf` to the cache device at byte `offset`; with `dsync` it is stable when it completes.
+    /// Writes `buf` to the cache device at byte `offset`; with `dsync` it is stable when it
+    /// completes.
     pub(crate) fn write(&mut self, io: Io, offset: u64, buf: Buf, dsync: bool) {
         let token = self.start(io);
         self.effects.push_back(Effect::DeviceWrite { token, offset, buf, dsync });
@@ -98,7 +99,8 @@ impl Out {
         self.effects.is_empty() && std::mem::take(&mut self.stirred)
     }
 
-    /// The next effect. Once the cache device is `dead`, one that was to change it is not given to the driver: what it was for is.
+    /// The next effect. Once the cache device is `dead`, one that was to change it is not given to
+    /// the driver: what it was for is.
     pub(crate) fn next(&mut self, dead: bool) -> Option<Next> {
         let effect = self.effects.pop_front()?;
         Some(match effect {

@@ -16,8 +16,8 @@ const BUFFERS_FOR_FILLS: usize = 8;
 const SUMMARY_BUFFERS: usize = 2;
 /// Largest summary in bytes.
 const SUMMARY_BYTES: usize = SUMMARY_BLOCKS_MAX as usize * BLOCK_BYTES;
-/// Buffers for edge blocks of unaligned changes that only volumes may take that hold none: a stopped
-/// backend keeps the buffers of those that wait for it.
+/// Buffers for edge blocks of unaligned changes that only volumes may take that hold none: a
+/// stopped backend keeps the buffers of those that wait for it.
 pub(crate) const EDGE_BUFFERS_RESERVED: usize = 2 * VOLUMES_MAX;
 /// Buffers for edge blocks of unaligned changes.
 const EDGE_BUFFERS: usize = EDGE_BUFFERS_RESERVED + 128;
@@ -46,8 +46,9 @@ struct Pool {
 
 impl Pool {
     fn new(arena: &mut Arena, count: usize, bytes: usize) -> Pool {
-        let free =
-            (0..count).map(|_| arena.alloc(bytes).expect("the arena holds the core's buffers")).collect();
+        let free = (0..count)
+            .map(|_| arena.alloc(bytes).expect("the arena holds the core's buffers"))
+            .collect();
         Pool { free }
     }
 }
@@ -62,7 +63,8 @@ pub(crate) struct Pools {
 }
 
 impl Pools {
-    /// Buffers for appends of `append_bytes`, so many of which are in flight at once, and for so many transfers of the drain.
+    /// Buffers for appends of `append_bytes`, so many of which are in flight at once, and for so
+    /// many transfers of the drain.
     pub(crate) fn new(
         arena: &mut Arena,
         append_bytes: usize,

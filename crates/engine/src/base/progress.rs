@@ -65,8 +65,8 @@ impl Progress {
         self.wanted = sequence;
     }
 
-    /// The backend has everything up to `sequence`, of a log that has taken effect up to `published`. While something is `lost`, that is
-    /// not the whole of it.
+    /// The backend has everything up to `sequence`, of a log that has taken effect up to
+    /// `published`. While something is `lost`, that is not the whole of it.
     pub(crate) fn advance_drained(&mut self, sequence: u64, published: u64, lost: bool) {
         assert!(sequence <= published, "record {sequence} is drained before it takes effect");
         self.drained = self.drained.max(sequence);
@@ -85,7 +85,8 @@ impl Progress {
         self.committed = Some(sequence);
     }
 
-    /// A group that ends with `sequence` is not committed, even if one was that ended with it: nothing came into the log since.
+    /// A group that ends with `sequence` is not committed, even if one was that ended with it:
+    /// nothing came into the log since.
     pub(crate) fn uncommit(&mut self, sequence: u64) {
         self.committed = self.committed.map(|committed| committed.min(sequence.saturating_sub(1)));
     }
@@ -106,8 +107,8 @@ impl Progress {
     }
 }
 
-/// What was acknowledged in write-back and is still to be drained after the mode has changed: until then a part of what is drained
-/// may be acknowledged ahead of the drain.
+/// What was acknowledged in write-back and is still to be drained after the mode has changed: until
+/// then a part of what is drained may be acknowledged ahead of the drain.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Backlog {
     sequence: u64,
@@ -144,7 +145,8 @@ impl Backlog {
         }
     }
 
-    /// Takes so many bytes of what may be acknowledged ahead of the drain; false if there are fewer.
+    /// Takes so many bytes of what may be acknowledged ahead of the drain; false if there are
+    /// fewer.
     pub(crate) fn take_credit(&mut self, bytes: u64) -> bool {
         let has = self.credit_bytes >= bytes;
         if has {

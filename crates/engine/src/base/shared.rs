@@ -1,4 +1,5 @@
-//! What the core works with: the memory of transfers, effects, and what is true of the cache device.
+//! What the core works with: the memory of transfers, effects, and what is true of the cache
+//! device.
 
 use crate::api::{ControlError, Nanos};
 use crate::base::checkpoints::Checkpoints;
@@ -16,7 +17,8 @@ const STOP_FLUSH_NS_MAX: Nanos = 5_000_000_000;
 /// What the driver may choose.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
-    /// Memory for requests and transfers, in bytes. What the core itself needs comes out of it first.
+    /// Memory for requests and transfers, in bytes. What the core itself needs comes out of it
+    /// first.
     pub arena_bytes: usize,
     /// Largest device write of the log in bytes.
     pub append_bytes: usize,
@@ -24,8 +26,8 @@ pub struct EngineConfig {
     pub appends_in_flight: usize,
     /// Transfers of the drain in flight at once, of 256 KiB at most.
     pub drain_buffers: usize,
-    /// How long a shutdown waits for backends to be flushed, in nanoseconds. It goes on without those that
-    /// do not answer.
+    /// How long a shutdown waits for backends to be flushed, in nanoseconds. It goes on without
+    /// those that do not answer.
     pub stop_flush_ns_max: Nanos,
 }
 
@@ -75,7 +77,8 @@ enum Stop {
     No,
     /// Asked for under this control number: what is under way is to end.
     Asked(u64),
-    /// The last checkpoint has begun. What is not in it may be lost with the power, and must not be answered.
+    /// The last checkpoint has begun. What is not in it may be lost with the power, and must not be
+    /// answered.
     LastCheckpoint,
 }
 
@@ -83,8 +86,12 @@ impl Base {
     /// `durable`: number of the newest durable checkpoint.
     pub(crate) fn new(geo: Geometry, config: EngineConfig, durable: u64) -> Base {
         let mut arena = Arena::new(config.arena_bytes);
-        let pools =
-            Pools::new(&mut arena, config.append_bytes, config.appends_in_flight, config.drain_buffers);
+        let pools = Pools::new(
+            &mut arena,
+            config.append_bytes,
+            config.appends_in_flight,
+            config.drain_buffers,
+        );
         Base {
             geo,
             config,
@@ -228,13 +235,21 @@ impl Base {
         self.out.read(io, offset, buf);
     }
 
-    /// Writes `buf` to the cache device at byte `offset`; with `dsync` it is stable when it completes.
+    /// Writes `buf` to the cache device at byte `offset`; with `dsync` it is stable when it
+    /// completes.
     pub(crate) fn write(&mut self, io: Io, offset: u64, buf: Buf, dsync: bool) {
         self.out.write(io, offset, buf, dsync);
     }
 
     /// Writes an append of so many records, as [`Base::write`] does.
-    pub(crate) fn write_append(&mut self, io: Io, offset: u64, buf: Buf, records: usize, dsync: bool) {
+    pub(crate) fn write_append(
+        &mut self,
+        io: Io,
+        offset: u64,
+        buf: Buf,
+        records: usize,
+        dsync: bool,
+    ) {
         self.counters.appends += 1;
         self.counters.records += records as u64;
         self.counters.appended_bytes += u64::from(buf.len);

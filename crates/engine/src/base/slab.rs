@@ -9,7 +9,8 @@ enum Slot<T> {
     Free { next: u32 },
 }
 
-/// Values that are named by small numbers, their slots. All memory is allocated when the slab is made.
+/// Values that are named by small numbers, their slots. All memory is allocated when the slab is
+/// made.
 #[derive(Debug)]
 pub struct Slab<T> {
     slots: Box<[Slot<T>]>,
@@ -34,7 +35,9 @@ impl<T> Slab<T> {
         if slot == NONE {
             return None;
         }
-        let Slot::Free { next } = std::mem::replace(&mut self.slots[slot as usize], Slot::Used(value)) else {
+        let Slot::Free { next } =
+            std::mem::replace(&mut self.slots[slot as usize], Slot::Used(value))
+        else {
             unreachable!("the free list names slots in use");
         };
         self.free = next;

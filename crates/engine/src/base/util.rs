@@ -2,7 +2,8 @@
 
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Items with stable `u32` indices; freed places are used again, so a steady load allocates nothing.
+/// Items with stable `u32` indices; freed places are used again, so a steady load allocates
+/// nothing.
 pub(crate) struct Slab<T> {
     items: Vec<Option<T>>,
     free: Vec<u32>,
@@ -83,7 +84,10 @@ impl Hasher for FixedHasher {
 pub(crate) type FixedMap<K, V> = std::collections::HashMap<K, V, BuildHasherDefault<FixedHasher>>;
 
 /// The runs of `n` positions in which each follows the one before, as (first, behind the last).
-pub(crate) fn runs(n: usize, position: impl Fn(usize) -> u32) -> impl Iterator<Item = (usize, usize)> {
+pub(crate) fn runs(
+    n: usize,
+    position: impl Fn(usize) -> u32,
+) -> impl Iterator<Item = (usize, usize)> {
     let mut start = 0;
     std::iter::from_fn(move || {
         let first = start;

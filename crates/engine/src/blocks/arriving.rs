@@ -1,4 +1,5 @@
-//! Blocks that are on their way from an image into the read cache, and the reads that wait for them.
+//! Blocks that are on their way from an image into the read cache, and the reads that wait for
+//! them.
 
 use crate::api::VolumeId;
 use crate::base::flight::OpId;
@@ -8,8 +9,8 @@ use crate::base::util::FixedMap;
 /// Most blocks that are on their way into the read cache; beyond, misses are not admitted.
 const BLOCKS_MAX: usize = 16 * 1024;
 
-/// A stretch of a request whose first block is on its way into the read cache already: it waits for that instead of
-/// fetching the block a second time.
+/// A stretch of a request whose first block is on its way into the read cache already: it waits for
+/// that instead of fetching the block a second time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WaitingRead {
     op: OpId,
@@ -20,8 +21,15 @@ pub(crate) struct WaitingRead {
 }
 
 impl WaitingRead {
-    /// `blocks` blocks from `block` on of the image of `volume`, which is that of the operation or a parent of it, into `buf`.
-    pub(crate) fn new(op: OpId, volume: VolumeId, block: u64, blocks: u32, buf: Buf) -> WaitingRead {
+    /// `blocks` blocks from `block` on of the image of `volume`, which is that of the operation or
+    /// a parent of it, into `buf`.
+    pub(crate) fn new(
+        op: OpId,
+        volume: VolumeId,
+        block: u64,
+        blocks: u32,
+        buf: Buf,
+    ) -> WaitingRead {
         WaitingRead { op, volume, block, blocks, buf }
     }
 
@@ -105,7 +113,8 @@ impl Arriving {
         self.arrived |= self.pending.remove(&(volume, block)).is_some();
     }
 
-    /// Blocks have changed: what is on its way is not the newest any more. Returns how many of them were.
+    /// Blocks have changed: what is on its way is not the newest any more. Returns how many of them
+    /// were.
     pub(crate) fn overtake(&mut self, volume: VolumeId, first: u64, blocks: u64) -> u64 {
         let pending = &mut self.pending;
         if pending.is_empty() {

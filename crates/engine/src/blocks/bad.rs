@@ -1,5 +1,5 @@
-//! Blocks of the cache device that do not verify any more: found, or being repaired. `Engine::repair_or_lose` decides about
-//! those that were found.
+//! Blocks of the cache device that do not verify any more: found, or being repaired.
+//! `Engine::repair_or_lose` decides about those that were found.
 
 use crate::api::VolumeId;
 use crate::blocks::index::Position;

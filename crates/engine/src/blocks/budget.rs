@@ -1,4 +1,5 @@
-//! How much of the cache device may hold what is not in an image, and how much of that each volume may have.
+//! How much of the cache device may hold what is not in an image, and how much of that each volume
+//! may have.
 
 use crate::api::{BLOCK_BYTES, Room};
 use crate::blocks::space::Space;
@@ -25,7 +26,8 @@ pub(crate) struct Budget {
 pub(crate) struct Reserve {
     /// What the owner was told and has not used yet.
     granted: Room,
-    /// What records take that wait for the log, and what those take that the cache device does not have yet.
+    /// What records take that wait for the log, and what those take that the cache device does not
+    /// have yet.
     pending: Room,
     unpublished: Room,
 }
@@ -121,18 +123,21 @@ impl Budget {
 
     /// Blocks that all volumes together may still dirty, beside what owners of replicas were told.
     pub(crate) fn blocks_left(&self, space: &Space) -> u64 {
-        let used = space.dirty_blocks() + self.unpublished + self.reserved.bytes / BLOCK_BYTES as u64;
+        let used =
+            space.dirty_blocks() + self.unpublished + self.reserved.bytes / BLOCK_BYTES as u64;
         space.dirty_blocks_max().saturating_sub(used)
     }
 
-    /// Volumes that can have something dirty ask for these quotas, in bytes, 0 for the default share.
+    /// Volumes that can have something dirty ask for these quotas, in bytes, 0 for the default
+    /// share.
     pub(crate) fn set_quotas(&mut self, space: &Space, quotas: impl Iterator<Item = u64> + Clone) {
         self.volumes = quotas.clone().count() as u64;
         self.asked = quotas.map(|quota| self.clamped(all_bytes(space), quota)).sum();
     }
 
-    /// The quota in force of a volume that asks for `quota`, in bytes: that, or less in proportion where all volumes together were given
-    /// more than the cache holds. So a volume whose backend is stopped never takes the room of another one.
+    /// The quota in force of a volume that asks for `quota`, in bytes: that, or less in proportion
+    /// where all volumes together were given more than the cache holds. So a volume whose backend
+    /// is stopped never takes the room of another one.
     pub(crate) fn quota(&self, space: &Space, quota: u64) -> u64 {
         let all = all_bytes(space);
         let own = self.clamped(all, quota);

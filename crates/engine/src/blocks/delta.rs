@@ -3,13 +3,15 @@
 use crate::api::Nanos;
 use crate::blocks::index::{Lookup, OBJECT_BLOCKS, Position, VolumeIndex};
 
-/// A delta keeps as many runs, and twice as many as it has blocks, before it looks which are of use.
+/// A delta keeps as many runs, and twice as many as it has blocks, before it looks which are of
+/// use.
 const RUNS_MIN: usize = 4096;
 
 /// A delta that may grow.
 pub(super) struct Delta {
     pub(super) index: VolumeIndex,
-    /// Where `index` has its data blocks, in the order in which they came into the log, and where it had them.
+    /// Where `index` has its data blocks, in the order in which they came into the log, and where
+    /// it had them.
     runs: Vec<Run>,
     /// When the first change came.
     pub(super) since: Nanos,
@@ -57,7 +59,8 @@ impl Delta {
     fn push(&mut self, run: Run) {
         match self.runs.last_mut() {
             Some(last)
-                if (last.block + u64::from(last.n), last.position + last.n) == (run.block, run.position) =>
+                if (last.block + u64::from(last.n), last.position + last.n)
+                    == (run.block, run.position) =>
             {
                 last.n += run.n;
             }
@@ -66,7 +69,8 @@ impl Delta {
         if self.runs.len() > RUNS_MIN && self.runs.len() as u64 > 2 * self.index.blocks().at {
             let index = &self.index;
             let current = |run: &Run| {
-                (0..run.n).any(|i| index.lookup(run.block + u64::from(i)) == Lookup::At(run.position + i))
+                (0..run.n)
+                    .any(|i| index.lookup(run.block + u64::from(i)) == Lookup::At(run.position + i))
             };
             self.runs.retain(current);
         }
@@ -122,7 +126,8 @@ impl Closed {
         self.cursor.run == self.delta.runs.len() && self.cursor.zeroes.is_none()
     }
 
-    /// Gathers at most `max` data blocks, in the order of the log: most of them are read from the device in one go.
+    /// Gathers at most `max` data blocks, in the order of the log: most of them are read from the
+    /// device in one go.
     pub(super) fn gather_blocks(&mut self, max: usize, take: &mut impl FnMut(u64, Position)) {
         let cursor = &mut self.cursor;
         let mut left = max as u32;
@@ -131,7 +136,8 @@ impl Closed {
                 (cursor.run, cursor.block) = (cursor.run + 1, 0);
                 continue;
             }
-            let (block, position) = (run.block + u64::from(cursor.block), run.position + cursor.block);
+            let (block, position) =
+                (run.block + u64::from(cursor.block), run.position + cursor.block);
             let (found, n) = self.delta.index.lookup_run(block, run.n - cursor.block);
             let n = if found == Lookup::At(position) { n.min(left) } else { n };
             if found == Lookup::At(position) {
@@ -142,15 +148,22 @@ impl Closed {
         }
     }
 
-    /// Gathers at most `max` stretches of zeroes below block `end`, once all data is gathered: of which object, first block, blocks.
-    pub(super) fn gather_zeroes(&mut self, max: usize, end: u64, take: &mut impl FnMut(u32, u64, u32)) {
+    /// Gathers at most `max` stretches of zeroes below block `end`, once all data is gathered: of
+    /// which object, first block, blocks.
+    pub(super) fn gather_zeroes(
+        &mut self,
+        max: usize,
+        end: u64,
+        take: &mut impl FnMut(u32, u64, u32),
+    ) {
         const OBJECT: u32 = OBJECT_BLOCKS as u32;
         if self.cursor.run < self.delta.runs.len() {
             return;
         }
         let mut left = max;
         while let Some((object, done)) = self.cursor.zeroes.filter(|_| left > 0) {
-            let found = if done > 0 { Some(object) } else { self.delta.index.objects(object).next() };
+            let found =
+                if done > 0 { Some(object) } else { self.delta.index.objects(object).next() };
             self.cursor.zeroes = found.map(|object| (object + 1, 0));
             let Some(object) = found else { return };
             let first = u64::from(object) * u64::from(OBJECT);

@@ -1,4 +1,5 @@
-//! Extents: ranges that no segment holds, of zeroes that are not drained and of lost blocks, as a checkpoint names them.
+//! Extents: ranges that no segment holds, of zeroes that are not drained and of lost blocks, as a
+//! checkpoint names them.
 
 use crate::blocks::index::{Lookup, OBJECT_BLOCKS, ObjectFlags};
 use crate::blocks::ledger::Ledger;
@@ -18,7 +19,8 @@ impl Extents {
         &self.items
     }
 
-    /// Blocks of a volume that are cached inside of its zeroes; there are none of a volume that there is not.
+    /// Blocks of a volume that are cached inside of its zeroes; there are none of a volume that
+    /// there is not.
     pub(crate) fn covered_blocks(&self, volume: usize) -> u64 {
         self.covered.get(volume).copied().unwrap_or(0)
     }
@@ -38,8 +40,8 @@ struct List {
 }
 
 impl List {
-    /// Adds a stretch of `blocks` blocks from `block` on; whether the newest extent was made longer for that. It is if the two
-    /// touch, or if all between them is cached.
+    /// Adds a stretch of `blocks` blocks from `block` on; whether the newest extent was made longer
+    /// for that. It is if the two touch, or if all between them is cached.
     fn push(
         &mut self,
         (volume, kind): (usize, ExtentKind),
@@ -47,8 +49,9 @@ impl List {
         gap_is_cached: bool,
     ) -> bool {
         let before = std::mem::replace(&mut self.end, block + u64::from(blocks));
-        let alike =
-            |last: &&mut ExtentItem| usize::from(last.volume.get()) == volume && last.kind == kind as u8;
+        let alike = |last: &&mut ExtentItem| {
+            usize::from(last.volume.get()) == volume && last.kind == kind as u8
+        };
         if let Some(last) = self.items.last_mut().filter(alike) {
             let joined = u64::from(last.len.get()) + (self.end - before);
             if (before == block || gap_is_cached) && joined <= u64::from(u32::MAX) {
@@ -67,12 +70,15 @@ impl List {
     }
 }
 
-/// Zero ranges that are not drained, and lost blocks. Cached blocks inside of a zero range do not split
-/// it: at recovery they are put above it. How many they are is counted for each volume, so that
-/// recovery knows when one is missing.
+/// Zero ranges that are not drained, and lost blocks. Cached blocks inside of a zero range do not
+/// split it: at recovery they are put above it. How many they are is counted for each volume, so
+/// that recovery knows when one is missing.
 ///
-/// `volumes`: by their numbers, the ledger of each and whether it has failed. Of a volume that has failed no lost blocks are named.
-pub(crate) fn collect<'a>(volumes: impl ExactSizeIterator<Item = Option<(&'a Ledger, bool)>>) -> Extents {
+/// `volumes`: by their numbers, the ledger of each and whether it has failed. Of a volume that has
+/// failed no lost blocks are named.
+pub(crate) fn collect<'a>(
+    volumes: impl ExactSizeIterator<Item = Option<(&'a Ledger, bool)>>,
+) -> Extents {
     let mut all_covered = vec![0; volumes.len()];
     let mut list = List::default();
     for (v, volume) in volumes.enumerate() {
@@ -89,7 +95,10 @@ pub(crate) fn collect<'a>(volumes: impl ExactSizeIterator<Item = Option<(&'a Led
             let zero_dirty = flags.contains(ObjectFlags::ZERO_DIRTY);
             let keep = flags.contains(ObjectFlags::ZERO_KEEP);
             let zero_kind = if keep { ExtentKind::ZeroKeep } else { ExtentKind::Zero };
-            if !zero_dirty && counts.lost == 0 && covered_to != u64::from(object) * OBJECT_BLOCKS as u64 {
+            if !zero_dirty
+                && counts.lost == 0
+                && covered_to != u64::from(object) * OBJECT_BLOCKS as u64
+            {
                 covered_to = u64::MAX; // Nothing in it, and nothing that goes on in it.
                 continue;
             }

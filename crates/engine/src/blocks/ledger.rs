@@ -1,10 +1,12 @@
-//! The ledger of a volume: where each of its blocks is, what of that is not in the image, and what its groups have changed. Index,
-//! marks, counts and deltas change together, and nowhere else.
+//! The ledger of a volume: where each of its blocks is, what of that is not in the image, and what
+//! its groups have changed. Index, marks, counts and deltas change together, and nowhere else.
 
 use crate::api::Nanos;
 use crate::base::mutation::mutated;
 use crate::blocks::delta::{Closed, Delta, Deltas};
-use crate::blocks::index::{IndexBlocks, Lookup, OBJECT_BLOCKS, ObjectFlags, Position, VolumeIndex};
+use crate::blocks::index::{
+    IndexBlocks, Lookup, OBJECT_BLOCKS, ObjectFlags, Position, VolumeIndex,
+};
 use crate::blocks::space::Space;
 use crate::blocks::superseded::{inherit_refs, kill, supersede};
 use std::ops::Range;
@@ -76,7 +78,14 @@ pub(crate) struct Ledger {
 
 impl Ledger {
     pub(crate) fn new() -> Ledger {
-        Ledger { index: VolumeIndex::new(), dirty: 0, frozen: 0, covered: 0, marked: 0, deltas: None }
+        Ledger {
+            index: VolumeIndex::new(),
+            dirty: 0,
+            frozen: 0,
+            covered: 0,
+            marked: 0,
+            deltas: None,
+        }
     }
 
     /// Where the blocks are.
@@ -145,7 +154,8 @@ impl Ledger {
 
     // Records take effect.
 
-    /// Data blocks that follow each other, with these checksums, become the current, dirty copies at `position` and behind.
+    /// Data blocks that follow each other, with these checksums, become the current, dirty copies
+    /// at `position` and behind.
     pub(crate) fn write(
         &mut self,
         space: &mut Space,
@@ -172,8 +182,9 @@ impl Ledger {
         self.frozen += frozen;
     }
 
-    /// A range reads as zero from now on; with `keep`, the backend is to keep its space. That is remembered for whole objects: zeroes
-    /// that might give space back keep it beside others that must.
+    /// A range reads as zero from now on; with `keep`, the backend is to keep its space. That is
+    /// remembered for whole objects: zeroes that might give space back keep it beside others that
+    /// must.
     pub(crate) fn zero(&mut self, space: &mut Space, now: Nanos, range: Range<u64>, keep: bool) {
         let (mut cleaned, mut frozen) = (0, 0);
         let blocks = range.end - range.start;
@@ -208,7 +219,8 @@ impl Ledger {
         space.place(position, crc, false);
     }
 
-    /// A copy stands at `new` as well as at `old`. With `keeps_refs` it is as much wanted there; else only if it is dirty.
+    /// A copy stands at `new` as well as at `old`. With `keeps_refs` it is as much wanted there;
+    /// else only if it is dirty.
     pub(crate) fn moved(
         &mut self,
         space: &mut Space,
@@ -244,7 +256,8 @@ impl Ledger {
 
     // Copies are in the image, or of no use any more.
 
-    /// The image has got the copy that stood at `position` before segment number `opened` was opened.
+    /// The image has got the copy that stood at `position` before segment number `opened` was
+    /// opened.
     pub(crate) fn clean(
         &mut self,
         space: &mut Space,
@@ -271,7 +284,8 @@ impl Ledger {
         Cleaned::Clean { was_dirty }
     }
 
-    /// The image has got the zeroes of an object. Tells whether it has everything of it that its cut needs.
+    /// The image has got the zeroes of an object. Tells whether it has everything of it that its
+    /// cut needs.
     pub(crate) fn cut_has_zeroes(&mut self, object: u32) -> bool {
         let Some(cut) = self.cut_mut() else { return false };
         let runs: Vec<_> = cut.delta.index.runs(object).collect();
@@ -289,9 +303,14 @@ impl Ledger {
         self.index.forget_zeroes(object);
     }
 
-    /// The image has what stands in the log before `place`, as far as it is of one object. Tells how many blocks got clean, and whether
-    /// others of the object are dirty.
-    pub(crate) fn clean_before(&mut self, space: &mut Space, object: u32, place: Place) -> (u64, bool) {
+    /// The image has what stands in the log before `place`, as far as it is of one object. Tells
+    /// how many blocks got clean, and whether others of the object are dirty.
+    pub(crate) fn clean_before(
+        &mut self,
+        space: &mut Space,
+        object: u32,
+        place: Place,
+    ) -> (u64, bool) {
         let (mut cleaned, mut left) = (0, false);
         for (_, n, found) in self.index.runs(object) {
             let Lookup::At(position) = found else { continue };
@@ -365,7 +384,8 @@ impl Ledger {
 
     // Copies have no good content.
 
-    /// The only copy of a block, which is the current one at `position`, is lost: it cannot be read until it is overwritten.
+    /// The only copy of a block, which is the current one at `position`, is lost: it cannot be read
+    /// until it is overwritten.
     pub(crate) fn lose(&mut self, space: &mut Space, block: u64, position: Position) {
         debug_assert_eq!(self.index.lookup(block), Lookup::At(position));
         self.index.set_lost(block, 1, &mut |_, _, _| ());
@@ -382,8 +402,14 @@ impl Ledger {
         self.dirty -= cleaned;
     }
 
-    /// A copy that only the closed group needs is lost: the block's newer content goes on without it. Tells whether the group needed it.
-    pub(crate) fn lose_frozen(&mut self, space: &mut Space, block: u64, position: Position) -> bool {
+    /// A copy that only the closed group needs is lost: the block's newer content goes on without
+    /// it. Tells whether the group needed it.
+    pub(crate) fn lose_frozen(
+        &mut self,
+        space: &mut Space,
+        block: u64,
+        position: Position,
+    ) -> bool {
         if !self.closed_has(block, position) || !space.marks.is_dirty(position) {
             return false;
         }
@@ -404,7 +430,8 @@ impl Ledger {
 
     // Groups.
 
-    /// Changes go into groups from now on. What is dirty in objects that wait for the drain, or are in it, is the first one.
+    /// Changes go into groups from now on. What is dirty in objects that wait for the drain, or are
+    /// in it, is the first one.
     pub(crate) fn begin_groups(&mut self, space: &Space, now: Nanos) {
         let open = self.dirty_delta(space, now);
         self.deltas = Some(Box::new(Deltas { open, closed: None }));
@@ -442,9 +469,12 @@ impl Ledger {
     /// What is dirty in objects that wait for the drain, or are in it.
     fn dirty_delta(&self, space: &Space, now: Nanos) -> Delta {
         let mut open = Delta::new();
-        // What is being drained may never arrive, or arrive out of order: it belongs to the group, too.
+        // What is being drained may never arrive, or arrive out of order: it belongs to the group,
+        // too.
         let marks = ObjectFlags::QUEUED | ObjectFlags::DRAINING;
-        for object in self.index.objects(0).filter(|&object| self.index.flags(object).intersects(marks)) {
+        for object in
+            self.index.objects(0).filter(|&object| self.index.flags(object).intersects(marks))
+        {
             let zeroes = self.index.flags(object).contains(ObjectFlags::ZERO_DIRTY);
             for (block, n, found) in self.index.runs(object) {
                 match found {
@@ -466,15 +496,21 @@ impl Ledger {
         open
     }
 
-    /// The closed group is committed, and stays until the image has it: it is the cut that the image is brought to.
+    /// The closed group is committed, and stays until the image has it: it is the cut that the
+    /// image is brought to.
     pub(crate) fn keep_as_cut(&mut self) {
-        self.deltas.as_mut().and_then(|deltas| deltas.closed.as_mut()).expect("a group is closed").is_cut =
-            true;
+        self.deltas
+            .as_mut()
+            .and_then(|deltas| deltas.closed.as_mut())
+            .expect("a group is closed")
+            .is_cut = true;
     }
 
     /// Nothing needs the closed group, if there is one, and its frozen copies any more.
     pub(crate) fn thaw(&mut self, space: &mut Space) {
-        let Some(closed) = self.deltas.as_mut().and_then(|deltas| deltas.closed.take()) else { return };
+        let Some(closed) = self.deltas.as_mut().and_then(|deltas| deltas.closed.take()) else {
+            return;
+        };
         for &block in &closed.frozen {
             let Lookup::At(position) = closed.delta.index.lookup(block) else { continue };
             if !space.marks.is_live(position) && space.clean(position) {
@@ -490,7 +526,8 @@ impl Ledger {
 
     /// Blocks in groups that are not committed.
     pub(crate) fn uncommitted_blocks(&self) -> u64 {
-        self.open().map_or(0, Delta::blocks) + self.pending().map_or(0, |closed| closed.delta.blocks())
+        self.open().map_or(0, Delta::blocks)
+            + self.pending().map_or(0, |closed| closed.delta.blocks())
     }
 
     /// When the oldest change came that is in a group that is not committed.
@@ -534,7 +571,8 @@ impl Ledger {
         self.closed().is_some_and(|closed| closed.is_cut && closed.delta.is_empty())
     }
 
-    /// Which group has to be committed before the blocks from `block` on may go to the image, and how many of the next `n` are like it.
+    /// Which group has to be committed before the blocks from `block` on may go to the image, and
+    /// how many of the next `n` are like it.
     pub(crate) fn uncommitted(&self, block: u64, n: u32) -> (Option<Uncommitted>, u32) {
         let open = self.open().map(|open| (&open.index, Uncommitted::Open));
         let closed = self.pending().map(|closed| (&closed.delta.index, Uncommitted::Closed));
@@ -557,18 +595,25 @@ impl Ledger {
     /// Gathers at most `max` data blocks of the closed group.
     pub(crate) fn gather_blocks(&mut self, max: usize, take: &mut impl FnMut(u64, Position)) {
         let Ledger { index, deltas, .. } = self;
-        let closed = deltas.as_mut().and_then(|deltas| deltas.closed.as_mut()).expect("a group is closed");
+        let closed =
+            deltas.as_mut().and_then(|deltas| deltas.closed.as_mut()).expect("a group is closed");
         closed.gather_blocks(max, &mut |block, position| match index.lookup(block) {
             Lookup::At(newest) if mutated!(CoalesceAcrossCut) => take(block, newest),
             _ => take(block, position),
         });
     }
 
-    /// Gathers at most `max` stretches of zeroes of the closed group below block `end`: first block, blocks, whether the backend is to
-    /// keep their space.
-    pub(crate) fn gather_zeroes(&mut self, max: usize, end: u64, take: &mut impl FnMut(u64, u32, bool)) {
+    /// Gathers at most `max` stretches of zeroes of the closed group below block `end`: first
+    /// block, blocks, whether the backend is to keep their space.
+    pub(crate) fn gather_zeroes(
+        &mut self,
+        max: usize,
+        end: u64,
+        take: &mut impl FnMut(u64, u32, bool),
+    ) {
         let Ledger { index, deltas, .. } = self;
-        let closed = deltas.as_mut().and_then(|deltas| deltas.closed.as_mut()).expect("a group is closed");
+        let closed =
+            deltas.as_mut().and_then(|deltas| deltas.closed.as_mut()).expect("a group is closed");
         closed.gather_zeroes(max, end, &mut |object, block, n| {
             take(block, n, index.flags(object).contains(ObjectFlags::ZERO_KEEP));
         });

@@ -1,5 +1,5 @@
-//! What is known about each block of the cache device itself: its checksum, whether the index points to
-//! it, whether its content is missing in the backend, and how often it was hit.
+//! What is known about each block of the cache device itself: its checksum, whether the index
+//! points to it, whether its content is missing in the backend, and how often it was hit.
 //!
 //! 4.5 bytes for each block. The memory comes zeroed from the system and is touched only where the
 //! device is in use.
@@ -92,8 +92,8 @@ impl Marks {
         self.dirty.clear(position)
     }
 
-    /// Counts a hit of the block, up to [`REFS_MAX`]. Most hits find the counter there already and then
-    /// write nothing.
+    /// Counts a hit of the block, up to [`REFS_MAX`]. Most hits find the counter there already and
+    /// then write nothing.
     pub fn touch(&mut self, position: Position) {
         let word = &mut self.refs[(position / REFS_PER_WORD) as usize];
         let shift = position % REFS_PER_WORD * REFS_BITS;
@@ -156,7 +156,8 @@ impl Bits {
     /// Sets the bit of a block; tells whether that changed it.
     pub fn set(&mut self, position: Position) -> bool {
         debug_assert!(position < self.blocks);
-        let (word, bit) = (&mut self.words[(position / u64::BITS) as usize], 1 << (position % u64::BITS));
+        let (word, bit) =
+            (&mut self.words[(position / u64::BITS) as usize], 1 << (position % u64::BITS));
         let changed = *word & bit == 0;
         *word |= bit;
         changed
@@ -165,7 +166,8 @@ impl Bits {
     /// Clears the bit of a block; tells whether that changed it.
     pub fn clear(&mut self, position: Position) -> bool {
         debug_assert!(position < self.blocks);
-        let (word, bit) = (&mut self.words[(position / u64::BITS) as usize], 1 << (position % u64::BITS));
+        let (word, bit) =
+            (&mut self.words[(position / u64::BITS) as usize], 1 << (position % u64::BITS));
         let changed = *word & bit != 0;
         *word &= !bit;
         changed
@@ -216,8 +218,8 @@ impl Bits {
         })
     }
 
-    /// Copies the bits of a stretch out: the first block is the lowest bit of the first byte; the bits
-    /// after the last block are zero.
+    /// Copies the bits of a stretch out: the first block is the lowest bit of the first byte; the
+    /// bits after the last block are zero.
     ///
     /// # Panics
     /// If `out` is not exactly as long as that takes.
@@ -230,8 +232,8 @@ impl Bits {
         }
     }
 
-    /// Sets the bits of a stretch from bytes as [`Bits::copy_out`] writes them; the bits after the last
-    /// block are ignored.
+    /// Sets the bits of a stretch from bytes as [`Bits::copy_out`] writes them; the bits after the
+    /// last block are ignored.
     ///
     /// # Panics
     /// If `bytes` is not exactly as long as that takes.
@@ -263,7 +265,11 @@ impl Bits {
     }
 
     fn check(&self, range: &Range<Position>) {
-        assert!(range.start <= range.end && range.end <= self.blocks, "blocks {range:?} of {}", self.blocks);
+        assert!(
+            range.start <= range.end && range.end <= self.blocks,
+            "blocks {range:?} of {}",
+            self.blocks
+        );
     }
 }
 
@@ -322,14 +328,19 @@ mod tests {
             assert_eq!(marks.is_live(position), !inside);
             assert_eq!(u32::from(marks.refs(position)), if inside { 0 } else { position % 4 });
         }
-        assert_eq!((marks.live().count(5990..6010), marks.live().iter(0..9000).count()), (10, 7999));
+        assert_eq!(
+            (marks.live().count(5990..6010), marks.live().iter(0..9000).count()),
+            (10, 7999)
+        );
     }
 
     #[test]
     fn changes_are_told_once() {
         let mut marks = Marks::new(65);
         assert!(marks.set_live(64) && !marks.set_live(64) && marks.is_live(64));
-        assert!(marks.set_dirty(0) && !marks.set_dirty(0) && marks.is_dirty(0) && !marks.is_dirty(64));
+        assert!(
+            marks.set_dirty(0) && !marks.set_dirty(0) && marks.is_dirty(0) && !marks.is_dirty(64)
+        );
         assert!(marks.clear_live(64) && !marks.clear_live(64) && !marks.is_live(64));
         assert!(marks.clear_dirty(0) && !marks.clear_dirty(0));
         marks.set_crc(64, 7);

@@ -1,4 +1,5 @@
-//! Where each block is: the index of each volume, the marks and segments of the cache device, and what changes them together.
+//! Where each block is: the index of each volume, the marks and segments of the cache device, and
+//! what changes them together.
 //!
 //! | file | what it is about |
 //! |---|---|

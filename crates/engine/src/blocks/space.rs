@@ -58,7 +58,8 @@ impl Segment {
         !matches!(self.state, SegmentState::Free | SegmentState::Released)
     }
 
-    /// Its number in the order in which segments were opened: another one means that other blocks stand there.
+    /// Its number in the order in which segments were opened: another one means that other blocks
+    /// stand there.
     pub(crate) fn life(&self) -> u64 {
         self.life
     }
@@ -186,9 +187,16 @@ impl Space {
     }
 
     /// Recovery has found a full segment.
-    pub(crate) fn restore_segment(&mut self, number: u32, life: u64, stream: Stream, summary_blocks: u16) {
+    pub(crate) fn restore_segment(
+        &mut self,
+        number: u32,
+        life: u64,
+        stream: Stream,
+        summary_blocks: u16,
+    ) {
         let state = SegmentState::Sealed;
-        self.segments[number as usize] = Segment { life, stream, state, summary_blocks, ..Segment::EMPTY };
+        self.segments[number as usize] =
+            Segment { life, stream, state, summary_blocks, ..Segment::EMPTY };
     }
 
     /// Recovery goes on in a segment that it has found.
@@ -314,7 +322,8 @@ impl Space {
         was_dirty
     }
 
-    /// The copy at `position` is superseded, but a group still needs it: it stays dirty where it is.
+    /// The copy at `position` is superseded, but a group still needs it: it stays dirty where it
+    /// is.
     pub(crate) fn freeze(&mut self, position: Position) {
         let segment = self.geo.segment_of(position);
         assert!(self.marks.clear_live(position), "position {position} was live");
@@ -338,7 +347,8 @@ impl Space {
         was_dirty
     }
 
-    /// The life of the segment that `position` is in: another one means that another block stands there.
+    /// The life of the segment that `position` is in: another one means that another block stands
+    /// there.
     pub(crate) fn life_of(&self, position: Position) -> u64 {
         self.segments[self.geo.segment_of(position) as usize].life
     }
@@ -392,7 +402,8 @@ impl Space {
     }
 }
 
-/// Segments that are no room for dirty data: three open ones, reclaim's targets, and what waits for a checkpoint.
+/// Segments that are no room for dirty data: three open ones, reclaim's targets, and what waits for
+/// a checkpoint.
 pub(crate) const RESERVED_SEGMENTS: u32 = 12;
 /// Free segments that the read cache leaves to the log.
 pub(crate) const RESERVE_READ_CACHE: u32 = 5;

@@ -1,4 +1,5 @@
-//! Copies that are not current any more: those that a group needs keep their place, the others are of no use.
+//! Copies that are not current any more: those that a group needs keep their place, the others are
+//! of no use.
 
 use crate::blocks::delta::Deltas;
 use crate::blocks::index::{Lookup, Position};

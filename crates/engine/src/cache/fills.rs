@@ -42,8 +42,8 @@ impl Cache {
         self.fills.has_open().then_some(self.fills.since + DELAY_NS)
     }
 
-    /// Copies the blocks that the read `number` has brought from the image of a volume, and that nobody has changed meanwhile, into
-    /// the read cache's appends.
+    /// Copies the blocks that the read `number` has brought from the image of a volume, and that
+    /// nobody has changed meanwhile, into the read cache's appends.
     pub(crate) fn admit(
         &mut self,
         ground: &mut Ground,
@@ -98,7 +98,9 @@ impl Cache {
         }
         if self.fills.open[s].is_none() {
             // The last append buffers belong to the log.
-            if ground.pools().left(For::Append) <= ground.config().appends_in_flight + BUFFERS_FOR_MOVES {
+            if ground.pools().left(For::Append)
+                <= ground.config().appends_in_flight + BUFFERS_FOR_MOVES
+            {
                 return None;
             }
             self.fills.open[s] = Some(ground.begin_append(Want::fills(stream))?);
@@ -150,7 +152,8 @@ impl Cache {
         }
     }
 
-    /// A record with admitted blocks takes effect: those that nobody has changed meanwhile are in the read cache.
+    /// A record with admitted blocks takes effect: those that nobody has changed meanwhile are in
+    /// the read cache.
     pub(crate) fn fill(&mut self, ground: &mut Ground, record: &Built, entries: &[BuiltEntry]) {
         let id = record.volume();
         for built in entries {

@@ -1,8 +1,8 @@
 //! A short memory of blocks that were evicted: one that comes back soon deserves a better place.
 //!
-//! Only fingerprints are kept, 12 bits each, ten to a bucket of 16 bytes; a bucket forgets its oldest
-//! first. A block that was never evicted is taken for one with a probability of at most 10 / 4,095
-//! (0.25 %) when the memory is full; such a mistake costs a place in the cache, never data.
+//! Only fingerprints are kept, 12 bits each, ten to a bucket of 16 bytes; a bucket forgets its
+//! oldest first. A block that was never evicted is taken for one with a probability of at most 10 /
+//! 4,095 (0.25 %) when the memory is full; such a mistake costs a place in the cache, never data.
 
 use crate::api::VolumeId;
 use crate::base::mutation::mutated;
@@ -11,8 +11,8 @@ use crate::base::mutation::mutated;
 const FINGERPRINT_BITS: u32 = 12;
 /// Fingerprints of one bucket.
 const PLACES: u32 = 10;
-/// Blocks of the cache device for each one that [`Ghost::for_device`] remembers: 0.27 bytes a block, which
-/// is what the memory budget of blocks cached in sequence leaves.
+/// Blocks of the cache device for each one that [`Ghost::for_device`] remembers: 0.27 bytes a
+/// block, which is what the memory budget of blocks cached in sequence leaves.
 pub const DEVICE_BLOCKS_PER_ENTRY: usize = 6;
 const FINGERPRINT_MASK: u128 = (1 << FINGERPRINT_BITS) - 1;
 const BUCKET_MASK: u128 = (1 << (PLACES * FINGERPRINT_BITS)) - 1;
@@ -29,8 +29,8 @@ impl Ghost {
         Ghost::new(device_blocks / DEVICE_BLOCKS_PER_ENTRY)
     }
 
-    /// Room for `entries` blocks (rounded up to whole buckets, at least one), at 1.6 bytes each. The
-    /// memory is touched only as it fills.
+    /// Room for `entries` blocks (rounded up to whole buckets, at least one), at 1.6 bytes each.
+    /// The memory is touched only as it fills.
     pub fn new(entries: usize) -> Ghost {
         Ghost { buckets: vec![0; entries.div_ceil(PLACES as usize).max(1)] }
     }

@@ -1,15 +1,16 @@
 //! Reclaim: makes segments free again.
 //!
-//! One segment at a time: its summary says which blocks it once got, the index says which of them are
-//! current. Clean blocks are dropped (and remembered by the ghost) unless they were used again. Dirty blocks are always
-//! moved, so a segment with dirty blocks is chosen only when there is no other. Clean ones that keep ranges of zeroes
-//! together are dropped only as long as a checkpoint has room for the parts. A segment is free when a checkpoint that does not
-//! name it is durable.
+//! One segment at a time: its summary says which blocks it once got, the index says which of them
+//! are current. Clean blocks are dropped (and remembered by the ghost) unless they were used again.
+//! Dirty blocks are always moved, so a segment with dirty blocks is chosen only when there is no
+//! other. Clean ones that keep ranges of zeroes together are dropped only as long as a checkpoint
+//! has room for the parts. A segment is free when a checkpoint that does not name it is durable.
 //!
-//! The order of victims follows S3-FIFO (Yang et al., SOSP 2023): newcomers leave first when they take
-//! more than a tenth; what was used twice lives in the main stream and gets a second chance there.
-//! A log has what S3-FIFO does not have, blocks that were written again and stand there dead. Before anything
-//! is dropped, segments of the main stream that are half dead are packed: all that lives in them moves.
+//! The order of victims follows S3-FIFO (Yang et al., SOSP 2023): newcomers leave first when they
+//! take more than a tenth; what was used twice lives in the main stream and gets a second chance
+//! there. A log has what S3-FIFO does not have, blocks that were written again and stand there
+//! dead. Before anything is dropped, segments of the main stream that are half dead are packed: all
+//! that lives in them moves.
 
 use crate::api::{BLOCK_BYTES, IoError, VolumeId};
 use crate::base::flight::Io;
@@ -93,7 +94,8 @@ impl Cache {
         self.reclaim.job.is_none()
     }
 
-    /// No other segment is reclaimed after the one at hand until [`Cache::resume_reclaim`]: somebody waits for its end.
+    /// No other segment is reclaimed after the one at hand until [`Cache::resume_reclaim`]:
+    /// somebody waits for its end.
     pub(crate) fn hold_reclaim(&mut self) {
         self.reclaim.hold = true;
     }
@@ -138,7 +140,8 @@ impl Cache {
         }
     }
 
-    /// The segment that is emptied next, and whether it is packed. What is dead costs nothing, and what is packed costs no block.
+    /// The segment that is emptied next, and whether it is packed. What is dead costs nothing, and
+    /// what is packed costs no block.
     fn choose(&mut self, ground: &mut Ground) -> Option<(u32, bool)> {
         if let Some(dead) = self.dead_segment(ground) {
             return Some((dead, false));
@@ -154,8 +157,9 @@ impl Cache {
         log.iter().take(SCAN_MAX).copied().find(|&s| ground.space().segment(s).is_dead())
     }
 
-    /// The segment of the main stream with fewest live blocks, if these are no more than half of it and can move. A part of the stream is
-    /// looked at, and if there is none in it the next part the next time.
+    /// The segment of the main stream with fewest live blocks, if these are no more than half of it
+    /// and can move. A part of the stream is looked at, and if there is none in it the next part
+    /// the next time.
     fn sparse(&mut self, ground: &mut Ground) -> Option<u32> {
         let main = ground.space().sealed(Stream::Main);
         if main.is_empty() || ground.space().free_count() <= RESERVE_READ_CACHE {
@@ -187,14 +191,17 @@ impl Cache {
         if main.len() * 10 > all * 8 {
             return main.iter().find(clean).copied();
         }
-        let clean = log_clean.or_else(|| fill.front().copied()).or_else(|| main.iter().find(clean).copied());
+        let clean = log_clean
+            .or_else(|| fill.front().copied())
+            .or_else(|| main.iter().find(clean).copied());
         if clean.is_some() || ground.space().free_count() > RESERVE_WRITES + 1 {
             return clean;
         }
         // Everything left is dirty, and the drain may be stopped: pack the dirty blocks together.
         // What is being repaired would be found bad again.
         let blocks = |s: u32| {
-            ground.geo().segment_block(s)..ground.geo().segment_block(s) + ground.geo().segment_blocks
+            ground.geo().segment_block(s)
+                ..ground.geo().segment_block(s) + ground.geo().segment_blocks
         };
         let whole = log.iter().copied().filter(|&s| !ground.bad().are_in(blocks(s)));
         let least = whole.min_by_key(|&s| segment(s).dirty())?;
@@ -229,25 +236,37 @@ impl Cache {
         }
     }
 
-    pub(crate) fn reclaim_summary_done(&mut self, ground: &mut Ground, result: Result<(), IoError>) {
+    pub(crate) fn reclaim_summary_done(
+        &mut self,
+        ground: &mut Ground,
+        result: Result<(), IoError>,
+    ) {
         let Some(mut job) = self.reclaim.job.take() else {
             return assert!(ground.is_dead(), "a job reads its summary");
         };
         let s = ground.space().segment(job.segment);
-        let buf = ground.pools().reclaim_summary().slice(0, usize::from(s.summary_blocks()) * BLOCK_BYTES);
-        let summary =
-            result.ok().and_then(|()| decode_summary(ground.geo(), job.segment, s.life(), ground.bytes(buf)));
+        let buf = ground
+            .pools()
+            .reclaim_summary()
+            .slice(0, usize::from(s.summary_blocks()) * BLOCK_BYTES);
+        let summary = result
+            .ok()
+            .and_then(|()| decode_summary(ground.geo(), job.segment, s.life(), ground.bytes(buf)));
         match summary {
             Some((records, entries)) => {
                 let mut entries = entries.into_iter();
                 for record in records {
-                    let base =
-                        ground.geo().segment_block(job.segment) + u32::from(record.first_block.get()) + 1;
-                    let data =
-                        entries.by_ref().take(usize::from(record.entries.get())).filter(|e| e.has_data());
+                    let base = ground.geo().segment_block(job.segment)
+                        + u32::from(record.first_block.get())
+                        + 1;
+                    let data = entries
+                        .by_ref()
+                        .take(usize::from(record.entries.get()))
+                        .filter(|e| e.has_data());
                     for (i, entry) in data.enumerate() {
                         let volume = VolumeId(record.volume.get());
-                        let candidate = Candidate { volume, block: entry.block(), position: base + i as u32 };
+                        let candidate =
+                            Candidate { volume, block: entry.block(), position: base + i as u32 };
                         if is_needed(ground, candidate) {
                             job.candidates.push(candidate);
                         }
@@ -256,10 +275,11 @@ impl Cache {
             }
             None => self.candidates_from_index(ground, &mut job),
         }
-        // Batches of one stream each, records of one volume each: two in turn would spend a header on every block.
+        // Batches of one stream each, records of one volume each: two in turn would spend a header
+        // on every block.
         job.candidates.sort_by_key(|c| (!ground.marks().is_dirty(c.position), c.volume.0));
-        let records =
-            job.candidates.chunk_by(|a, b| a.volume == b.volume).count() + job.candidates.len() / MOVE_BLOCKS;
+        let records = job.candidates.chunk_by(|a, b| a.volume == b.volume).count()
+            + job.candidates.len() / MOVE_BLOCKS;
         // With a header for each few blocks there is nothing to be gained.
         job.packs &= job.candidates.len() + records <= ground.geo().segment_blocks as usize * 3 / 4;
         job.phase = Phase::Sorting;
@@ -274,7 +294,9 @@ impl Cache {
             let volume = ground.volume(id);
             let closed = volume.ledger().closed_index();
             let all = std::iter::once(volume.ledger().index()).chain(closed);
-            for (index, object) in all.flat_map(|index| index.objects(0).map(move |object| (index, object))) {
+            for (index, object) in
+                all.flat_map(|index| index.objects(0).map(move |object| (index, object)))
+            {
                 for (block, n, found) in index.runs(object) {
                     let Lookup::At(position) = found else { continue };
                     let inside = (0..n).filter(|i| range.contains(&(position + i)));
@@ -294,8 +316,8 @@ impl Cache {
         job.candidates = candidates;
     }
 
-    /// Decides on candidates until a batch is full or none are left. Those that must stay form batches for the
-    /// log, hot ones for the main stream; the others are dropped.
+    /// Decides on candidates until a batch is full or none are left. Those that must stay form
+    /// batches for the log, hot ones for the main stream; the others are dropped.
     fn reclaim_sort(&mut self, ground: &mut Ground) {
         let mut job = self.reclaim.job.take().expect("a job is being sorted");
         let probation = ground.space().segment(job.segment).stream() != Stream::Main;
@@ -345,7 +367,8 @@ impl Cache {
             return Some(Stream::Log);
         }
         // What waits for a checkpoint is room soon.
-        let room = ground.space().free_count() + ground.space().released_count() > RESERVE_READ_CACHE;
+        let room =
+            ground.space().free_count() + ground.space().released_count() > RESERVE_READ_CACHE;
         if must_stay(ground, c) {
             return Some(if room { Stream::Main } else { Stream::Log });
         }
@@ -452,7 +475,9 @@ impl Cache {
             self.issue_fill(ground, job.stream);
         }
         while job.good != 0 {
-            let Some(mut builder) = ground.begin_append(Want::moves(job.stream)) else { return false };
+            let Some(mut builder) = ground.begin_append(Want::moves(job.stream)) else {
+                return false;
+            };
             while job.good != 0 && builder.has_room_for_record() {
                 self.move_record(ground, job, &mut builder);
             }
@@ -480,8 +505,14 @@ impl Cache {
         ground.end_record_beside(builder, RecordFields::default());
     }
 
-    /// A record takes effect by which blocks of a volume were moved. Returns the objects of those that are dirty.
-    pub(crate) fn moved(&mut self, ground: &mut Ground, record: &Built, entries: &[BuiltEntry]) -> &[u32] {
+    /// A record takes effect by which blocks of a volume were moved. Returns the objects of those
+    /// that are dirty.
+    pub(crate) fn moved(
+        &mut self,
+        ground: &mut Ground,
+        record: &Built,
+        entries: &[BuiltEntry],
+    ) -> &[u32] {
         self.reclaim.moved.clear();
         let id = record.volume();
         if ground.get(id).is_none() {
@@ -554,14 +585,17 @@ fn is_current(ground: &Ground, c: Candidate) -> bool {
         })
 }
 
-/// The block is dirty, or without it there might be more extents than a checkpoint holds, so that no segment would become free.
+/// The block is dirty, or without it there might be more extents than a checkpoint holds, so that
+/// no segment would become free.
 fn must_stay(ground: &Ground, c: Candidate) -> bool {
     ground.marks().is_dirty(c.position)
-        || ground.budget().extents() >= ground.geo().extents_max() * 3 / 4 && joins_zeroes(ground, c)
+        || ground.budget().extents() >= ground.geo().extents_max() * 3 / 4
+            && joins_zeroes(ground, c)
 }
 
-/// A run of cached blocks, this one among them, lies between two ranges of zeroes that the backend lacks. A checkpoint writes
-/// all of it as one extent (`blocks/extents.rs`). Without this block it would be two.
+/// A run of cached blocks, this one among them, lies between two ranges of zeroes that the backend
+/// lacks. A checkpoint writes all of it as one extent (`blocks/extents.rs`). Without this block it
+/// would be two.
 fn joins_zeroes(ground: &Ground, c: Candidate) -> bool {
     let (index, object) = (ground.volume(c.volume).ledger().index(), object_of(c.block));
     if !index.flags(object).contains(ObjectFlags::ZERO_DIRTY) {

@@ -1,8 +1,8 @@
 //! Checkpoints: the segment table, the volumes, and ranges that no segment holds.
 //!
 //! A checkpoint does not hold the index: that is rebuilt from the segments' summaries and the live
-//! bits. Two slots are written in turn, each as two copies, and only the pages that changed since the
-//! slot was last written. The header, written last and stable, makes the checkpoint valid.
+//! bits. Two slots are written in turn, each as two copies, and only the pages that changed since
+//! the slot was last written. The header, written last and stable, makes the checkpoint valid.
 
 mod pages;
 
@@ -19,8 +19,8 @@ use crate::blocks::extents::Extents;
 use crate::blocks::space::RESERVE_READ_CACHE;
 use crate::checkpoint::pages::{Pages, encode_extents, encode_segments, encode_volume};
 use crate::format::{
-    CHECKPOINT_MAGIC, CHECKPOINT_VERSION, CheckpointHeader, EXTENTS_PER_PAGE, SLOT_COPIES, SLOTS, Stream,
-    byte,
+    CHECKPOINT_MAGIC, CHECKPOINT_VERSION, CheckpointHeader, EXTENTS_PER_PAGE, SLOT_COPIES, SLOTS,
+    Stream, byte,
 };
 use crate::ground::Ground;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -30,8 +30,8 @@ const APPENDED_BYTES: u64 = 256 << 20;
 /// A checkpoint is taken when the last one is this old and something has changed.
 const INTERVAL_NS: Nanos = 10_000_000_000;
 
-/// A checkpoint follows when a volume has been drained completely, so that a crash does not make clean blocks dirty
-/// again; under a load that drains again and again, no more often than this.
+/// A checkpoint follows when a volume has been drained completely, so that a crash does not make
+/// clean blocks dirty again; under a load that drains again and again, no more often than this.
 const DRAINED_NS: Nanos = 3_000_000_000;
 
 /// Pause before a checkpoint is tried again that had no room for all extents.
@@ -133,7 +133,8 @@ impl Checkpoint {
         self.waiters.push(waiter);
     }
 
-    /// The volume in this place begins anew behind `base`: a checkpoint of what it was says nothing about what comes.
+    /// The volume in this place begins anew behind `base`: a checkpoint of what it was says nothing
+    /// about what comes.
     pub(crate) fn forget_sequence(&mut self, id: VolumeId, base: u64) {
         let run = self.run.as_mut();
         if let Some(sequence) = run.and_then(|run| run.sequences.get_mut(id.0 as usize)) {
@@ -200,7 +201,8 @@ impl Checkpoint {
         let old = known.appended_bytes() > 0 && now >= self.last + INTERVAL_NS;
         let drained = known.has_drained() && now >= self.last + DRAINED_NS;
         let full = known.appended_bytes() >= APPENDED_BYTES;
-        let short = ground.space().free_count() <= RESERVE_READ_CACHE && ground.space().released_count() > 0;
+        let short = ground.space().free_count() <= RESERVE_READ_CACHE
+            && ground.space().released_count() > 0;
         short || known.is_wanted() || !self.waiters.is_empty() || full || old || drained
     }
 
@@ -354,7 +356,8 @@ impl Checkpoint {
         ground.stir();
     }
 
-    /// The device failed: the checkpoint will never be durable. Returns who has waited for it, or for the next one.
+    /// The device failed: the checkpoint will never be durable. Returns who has waited for it, or
+    /// for the next one.
     pub(crate) fn abandon(&mut self, known: &mut Checkpoints) -> Vec<Waiter> {
         known.abandon();
         self.postponed_until = 0;

@@ -1,4 +1,5 @@
-//! Pages of a checkpoint: how the segment table, the volumes and the extents stand in them, and which of them have to be written.
+//! Pages of a checkpoint: how the segment table, the volumes and the extents stand in them, and
+//! which of them have to be written.
 
 use crate::api::{BLOCK_BYTES, IoError};
 use crate::base::device::Device;
@@ -52,8 +53,8 @@ impl Pages {
         }
     }
 
-    /// The pages from place `at` of the list on that follow each other in the slot, in at most `bytes_max` bytes: the first one, and
-    /// what is in all of them.
+    /// The pages from place `at` of the list on that follow each other in the slot, in at most
+    /// `bytes_max` bytes: the first one, and what is in all of them.
     pub(super) fn stretch(&self, at: usize, bytes_max: usize) -> (u32, &[u8]) {
         let left = &self.list[at..];
         let follow = left.iter().take(bytes_max / BLOCK_BYTES).zip(left[0]..);
@@ -62,7 +63,11 @@ impl Pages {
     }
 
     /// Writes them and makes them stable, then the header.
-    pub(super) fn write_blocking(&self, geo: &Geometry, device: &mut dyn Device) -> Result<(), IoError> {
+    pub(super) fn write_blocking(
+        &self,
+        geo: &Geometry,
+        device: &mut dyn Device,
+    ) -> Result<(), IoError> {
         const BATCH: usize = 64;
         let mut buf = AlignedBuf::zeroed(BATCH * BLOCK_BYTES);
         let mut at = 0;
@@ -85,7 +90,12 @@ impl Pages {
     }
 }
 
-fn page(uuid: &[u8; 16], page: u32, items: usize, fill: impl FnOnce(&mut [u8])) -> [u8; BLOCK_BYTES] {
+fn page(
+    uuid: &[u8; 16],
+    page: u32,
+    items: usize,
+    fill: impl FnOnce(&mut [u8]),
+) -> [u8; BLOCK_BYTES] {
     let mut bytes = [0; BLOCK_BYTES];
     let header = PageHeader {
         magic: PAGE_MAGIC,
@@ -127,7 +137,11 @@ pub(super) fn encode_segments(space: &Space, number: u32) -> [u8; BLOCK_BYTES] {
     })
 }
 
-pub(super) fn encode_volume(uuid: &[u8; 16], number: u32, item: Option<VolumeItem>) -> [u8; BLOCK_BYTES] {
+pub(super) fn encode_volume(
+    uuid: &[u8; 16],
+    number: u32,
+    item: Option<VolumeItem>,
+) -> [u8; BLOCK_BYTES] {
     page(uuid, number, usize::from(item.is_some()), |out| {
         if let Some(item) = item {
             item.write_to_prefix(out).expect("a volume fits into a page");
@@ -135,7 +149,11 @@ pub(super) fn encode_volume(uuid: &[u8; 16], number: u32, item: Option<VolumeIte
     })
 }
 
-pub(super) fn encode_extents(uuid: &[u8; 16], number: u32, extents: &[ExtentItem]) -> [u8; BLOCK_BYTES] {
+pub(super) fn encode_extents(
+    uuid: &[u8; 16],
+    number: u32,
+    extents: &[ExtentItem],
+) -> [u8; BLOCK_BYTES] {
     page(uuid, number, extents.len(), |out| {
         let bytes = extents.as_bytes();
         out[..bytes.len()].copy_from_slice(bytes);

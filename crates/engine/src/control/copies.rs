@@ -1,4 +1,5 @@
-//! Copies of other hosts' volumes: they come, begin anew, promise, and are told how far their owner's image is (RFC 9).
+//! Copies of other hosts' volumes: they come, begin anew, promise, and are told how far their
+//! owner's image is (RFC 9).
 
 use crate::api::{
     AddError, BLOCK_BYTES, Begin, ControlError, RequestError, Room, VolumeId, VolumeSpec, is_size,
@@ -16,9 +17,10 @@ const ROOM_MAX: Room = Room { bytes: 2 * WINDOW_BYTES, ranges: 128 };
 const ROOM_AT_BEGIN: Room = Room { bytes: WINDOW_BYTES, ranges: 32 };
 
 impl Engine {
-    /// Adds an empty replica of another host's volume. The first record that it takes is the one after `base`, of the
-    /// generation in `spec`, and its owner may send what there is `room` for. [`Effect::ControlDone`](crate::api::Effect::ControlDone) tells when it is
-    /// recorded, and with it the promise to take nothing of an earlier owner.
+    /// Adds an empty replica of another host's volume. The first record that it takes is the one
+    /// after `base`, of the generation in `spec`, and its owner may send what there is `room` for.
+    /// [`Effect::ControlDone`](crate::api::Effect::ControlDone) tells when it is recorded, and with
+    /// it the promise to take nothing of an earlier owner.
     ///
     /// # Errors
     /// See [`AddError`]; nothing has changed then.
@@ -30,7 +32,8 @@ impl Engine {
         control: u64,
     ) -> Result<VolumeId, AddError> {
         spec.check()?;
-        check_begin(spec.generation, spec.size_bytes, base).map_err(|_| AddError::Size(spec.size_bytes))?;
+        check_begin(spec.generation, spec.size_bytes, base)
+            .map_err(|_| AddError::Size(spec.size_bytes))?;
         self.ground.count_extents(room.ranges);
         if !self.has_room(room, Room::default()) {
             return Err(AddError::NoRoom);
@@ -41,10 +44,12 @@ impl Engine {
         Ok(id)
     }
 
-    /// Throws away what a replica holds, or a volume that is not attached since another host owns it now: it begins anew
-    /// as `begin` says, and listens to its owner whatever was promised before: whether that may be is the caller's to know.
-    /// [`Effect::ControlDone`](crate::api::Effect::ControlDone) tells when that is recorded; records that were not logged by now fail, and
-    /// so does a beginning that is under way. Where there is no room for what the owner was told, nothing has changed. Returns whether it
+    /// Throws away what a replica holds, or a volume that is not attached since another host owns
+    /// it now: it begins anew as `begin` says, and listens to its owner whatever was promised
+    /// before: whether that may be is the caller's to know.
+    /// [`Effect::ControlDone`](crate::api::Effect::ControlDone) tells when that is recorded;
+    /// records that were not logged by now fail, and so does a beginning that is under way. Where
+    /// there is no room for what the owner was told, nothing has changed. Returns whether it
     /// begins.
     pub fn begin_replica(&mut self, id: VolumeId, begin: Begin, control: u64) -> bool {
         self.ground.stir();
@@ -81,14 +86,15 @@ impl Engine {
         true
     }
 
-    /// What the owner of a copy that begins now can be told there is room for; the copy is that of the volume `id`, whose
-    /// content would be thrown away, or a new one.
+    /// What the owner of a copy that begins now can be told there is room for; the copy is that of
+    /// the volume `id`, whose content would be thrown away, or a new one.
     pub fn room_to_begin(&mut self, id: Option<VolumeId>) -> Room {
         if self.ground.is_dead() {
             return Room::default();
         }
         let freed = self.room_freed(id);
-        let quota = id.map_or_else(|| self.ground.quota_of_another(), |id| self.ground.dirty_bytes_max(id));
+        let quota =
+            id.map_or_else(|| self.ground.quota_of_another(), |id| self.ground.dirty_bytes_max(id));
         let ranges = self.ranges_to_tell() + freed.ranges;
         Room {
             bytes: (self.ground.blocks_left() * BLOCK_BYTES as u64 + freed.bytes)
@@ -115,7 +121,8 @@ impl Engine {
             && room.ranges <= self.ranges_to_tell() + freed.ranges
     }
 
-    /// Ranges of zeroes that owners of replicas may be told of beside what they were: never so many that others wait for ever.
+    /// Ranges of zeroes that owners of replicas may be told of beside what they were: never so many
+    /// that others wait for ever.
     fn ranges_to_tell(&self) -> u64 {
         let all = self.ground.geo().extents_max() as u64 / 4;
         self.ground.ranges_left().min(all.saturating_sub(self.ground.budget().ranges_reserved()))
@@ -123,11 +130,12 @@ impl Engine {
 
     /// And of these one of them.
     fn ranges_share(&self) -> u64 {
-        (self.ground.geo().extents_max() as u64 / 4 / self.ground.places_count().max(1) as u64).max(1)
+        (self.ground.geo().extents_max() as u64 / 4 / self.ground.places_count().max(1) as u64)
+            .max(1)
     }
 
-    /// Promises that nothing of an owner before `generation` is taken any more; [`Effect::ControlDone`](crate::api::Effect::ControlDone) tells when the
-    /// promise is recorded.
+    /// Promises that nothing of an owner before `generation` is taken any more;
+    /// [`Effect::ControlDone`](crate::api::Effect::ControlDone) tells when the promise is recorded.
     pub fn promise(&mut self, id: VolumeId, generation: u64, control: u64) {
         if self.controllable_replica(id, control) {
             self.ground.volume_mut(id).promise(generation);
@@ -141,9 +149,9 @@ impl Engine {
         self.ground.get(id)?.promised()
     }
 
-    /// What the owner of a replica may send behind what the cache device has (see [`LogStatus::published`](crate::api::LogStatus), and
-    /// may be more than was answered): the room is kept for it from now on, until it is used
-    /// or [`Engine::withdraw_room`] is called.
+    /// What the owner of a replica may send behind what the cache device has (see
+    /// [`LogStatus::published`](crate::api::LogStatus), and may be more than was answered): the
+    /// room is kept for it from now on, until it is used or [`Engine::withdraw_room`] is called.
     pub fn replica_room(&mut self, id: VolumeId) -> Room {
         let volume = self.ground.get(id);
         let volume = volume.filter(|volume| !volume.is_closing() && volume.task() == Task::None);
@@ -151,7 +159,8 @@ impl Engine {
         let mut told = volume.reserve().told();
         let wanted = ROOM_MAX.ranges.min(self.ranges_share()).saturating_sub(told.ranges);
         self.ground.count_extents(wanted);
-        let left = if self.ground.is_dead() { 0 } else { self.ground.quota_left(id) * BLOCK_BYTES as u64 };
+        let left =
+            if self.ground.is_dead() { 0 } else { self.ground.quota_left(id) * BLOCK_BYTES as u64 };
         let more = Room {
             bytes: left.min(ROOM_MAX.bytes.saturating_sub(told.bytes)),
             ranges: self.ranges_to_tell().min(wanted),
@@ -171,7 +180,8 @@ impl Engine {
         is_replica
     }
 
-    /// The owner's image durably has everything up to the record `sequence`: what the replica holds of that is clean.
+    /// The owner's image durably has everything up to the record `sequence`: what the replica holds
+    /// of that is clean.
     pub fn replica_drained(&mut self, id: VolumeId, sequence: u64) {
         self.ground.stir();
         let sequence = sequence + u64::from(mutated!(CleanOneTooFar));
@@ -211,8 +221,8 @@ impl Engine {
         }
     }
 
-    /// Drops all that a replica holds; false while something of it is on its way to the log, or not answered: no answer is to
-    /// be taken for one to a record of the next copy.
+    /// Drops all that a replica holds; false while something of it is on its way to the log, or not
+    /// answered: no answer is to be taken for one to a record of the next copy.
     pub(crate) fn empty_replica(&mut self, id: VolumeId) -> bool {
         self.refuse_pending(id);
         if !self.front.is_idle(id) {
@@ -232,8 +242,9 @@ impl Engine {
         self.ground.withdraw_room(id);
     }
 
-    /// Has a volume that is not attached take records again, as the copy of what it was: from one past its newest on, of the same
-    /// generation. What it holds stays. Should the process end before it is attached again, it is found as a copy.
+    /// Has a volume that is not attached take records again, as the copy of what it was: from one
+    /// past its newest on, of the same generation. What it holds stays. Should the process end
+    /// before it is attached again, it is found as a copy.
     ///
     /// # Errors
     /// There is no such volume, or something else is being done with it.

@@ -9,11 +9,13 @@ use crate::ground::task::Task;
 const ETIMEDOUT: i32 = 110;
 
 impl Engine {
-    /// Takes a volume's backend away, also a fenced one's. New requests are refused from now on; those under way are answered
-    /// first. [`Effect::ControlDone`] tells when nothing of the volume is on its way to the backend any more, and what it has
-    /// logged and sent there is on stable media (of a fenced one: what it has logged), also at a peer whose copy counts. If that takes longer than
-    /// `patience_ns`, or there is no such copy any more, the volume goes on as before. It is then as a restart would find it: what is
-    /// dirty stays dirty, and it can be attached again, or begin as the copy of another host's.
+    /// Takes a volume's backend away, also a fenced one's. New requests are refused from now on;
+    /// those under way are answered first. [`Effect::ControlDone`] tells when nothing of the volume
+    /// is on its way to the backend any more, and what it has logged and sent there is on stable
+    /// media (of a fenced one: what it has logged), also at a peer whose copy counts. If that takes
+    /// longer than `patience_ns`, or there is no such copy any more, the volume goes on as before.
+    /// It is then as a restart would find it: what is dirty stays dirty, and it can be attached
+    /// again, or begin as the copy of another host's.
     pub fn detach(&mut self, now: Nanos, id: VolumeId, patience_ns: Nanos, control: u64) {
         self.ground.stir();
         let is_parent = self.is_parent(id);
@@ -95,7 +97,8 @@ impl Engine {
         }
     }
 
-    /// Nothing of the volume is on its way to the backend, or will get into its index, and its log is stable.
+    /// Nothing of the volume is on its way to the backend, or will get into its index, and its log
+    /// is stable.
     fn is_at_rest(&mut self, id: VolumeId) -> bool {
         let syncs = self.ground.log().is_syncing() || self.ground.log().is_stable();
         let repairs = self.ground.bad().are_of(id);
@@ -109,7 +112,8 @@ impl Engine {
         let unflushed =
             volume.backend().wants_flush() && !volume.is_fenced() || volume.backend().is_flushing();
         let drains = self.drain.is_in_flight(id);
-        let in_flight = repairs || drains || volume.backend().is_disowning() || self.front.is_direct(id);
+        let in_flight =
+            repairs || drains || volume.backend().is_disowning() || self.front.is_direct(id);
         let sequence = volume.log().published();
         let unstable = volume.log().durable() < sequence;
         if unstable {
@@ -119,7 +123,8 @@ impl Engine {
             self.ground.stir();
         }
         let volume = self.ground.volume(id);
-        let copied = volume.is_fenced() || volume.copy().is_none_or(|copy| copy.has(sequence, true));
+        let copied =
+            volume.is_fenced() || volume.copy().is_none_or(|copy| copy.has(sequence, true));
         if !copied {
             self.ground.stabilise_copy(id, sequence);
         }

@@ -9,7 +9,8 @@ use crate::ground::volume::Volume;
 
 impl Engine {
     /// A write or sync of the cache device failed. It is never tried again: what the device holds
-    /// after that is unknown. What still verifies is drained; from then on requests go past the cache.
+    /// after that is unknown. What still verifies is drained; from then on requests go past the
+    /// cache.
     pub(crate) fn device_failed(&mut self) {
         if self.ground.is_dead() {
             return;
@@ -25,7 +26,8 @@ impl Engine {
         self.ground.count_quotas();
         self.cache.abandon_fills(&mut self.ground);
         self.ground.budget_mut().abandon();
-        // Published changes whose stability cannot be known any more are acknowledged by the backend.
+        // Published changes whose stability cannot be known any more are acknowledged by the
+        // backend.
         let mut waiting: Vec<OpId> = self.ground.log_mut().take_waiting_ops().collect();
         let copies = self.ground.volumes_mut().filter_map(Volume::copy_mut);
         waiting.extend(copies.flat_map(|copy| copy.take_waiting_ops()));
@@ -65,8 +67,9 @@ impl Engine {
     }
 
     /// Before anything goes past a dead cache device, the image must no longer name it: a restart
-    /// would otherwise find the old content on it and believe it. As long as something of the volume is not in
-    /// the image, or is lost, the image must name it: a restart would otherwise serve something older.
+    /// would otherwise find the old content on it and believe it. As long as something of the
+    /// volume is not in the image, or is lost, the image must name it: a restart would otherwise
+    /// serve something older.
     pub(crate) fn disown(&mut self, now: Nanos, id: VolumeId) {
         let volume = self.ground.volume_mut(id);
         if volume.backend().is_disowning()

@@ -40,12 +40,14 @@ pub(crate) struct Control {
     stop_by: Nanos,
     /// The comparison of a volume that is being removed.
     verify: Verify,
-    /// Removed volumes whose removal has not been reported, by its control number: their numbers are taken.
+    /// Removed volumes whose removal has not been reported, by its control number: their numbers
+    /// are taken.
     leaving: Vec<(u64, VolumeId)>,
 }
 
 impl Control {
-    /// The driver is told that an operation is complete: if that was the removal of a volume, its number is free again.
+    /// The driver is told that an operation is complete: if that was the removal of a volume, its
+    /// number is free again.
     pub(crate) fn note_reported(&mut self, control: u64) {
         self.leaving.retain(|&(removal, _)| removal != control);
     }
@@ -65,13 +67,18 @@ impl Engine {
         self.ground.ids().map(|id| (id, self.ground.volume(id).spec().clone())).collect()
     }
 
-    /// Adds a volume. It is served at once; [`Effect::ControlDone`] tells when it is recorded so that a
-    /// restart knows it; before that no request and no other operation may name it. If the device fails instead, the
-    /// volume is gone again.
+    /// Adds a volume. It is served at once; [`Effect::ControlDone`] tells when it is recorded so
+    /// that a restart knows it; before that no request and no other operation may name it. If the
+    /// device fails instead, the volume is gone again.
     ///
     /// # Errors
     /// See [`AddError`]; nothing has changed then.
-    pub fn add_volume(&mut self, now: Nanos, spec: VolumeSpec, control: u64) -> Result<VolumeId, AddError> {
+    pub fn add_volume(
+        &mut self,
+        now: Nanos,
+        spec: VolumeSpec,
+        control: u64,
+    ) -> Result<VolumeId, AddError> {
         spec.check()?;
         let volume = Volume::served(spec);
         let grouped = volume.groups_begin();
@@ -83,7 +90,11 @@ impl Engine {
     }
 
     /// Gives a volume a number; `control` is complete when a restart finds it.
-    pub(crate) fn insert_volume(&mut self, volume: Volume, control: u64) -> Result<VolumeId, AddError> {
+    pub(crate) fn insert_volume(
+        &mut self,
+        volume: Volume,
+        control: u64,
+    ) -> Result<VolumeId, AddError> {
         if self.ground.is_dead() {
             return Err(AddError::Device);
         }
@@ -101,16 +112,23 @@ impl Engine {
         Ok(id)
     }
 
-    /// Gives a recovered volume its backend back, which is used from now on. [`Effect::ControlDone`] tells when
-    /// requests may be sent, and is never an error: if the cache device fails before, or has failed already,
-    /// what verifies is drained all the same, and the volume goes on past the cache as any other.
+    /// Gives a recovered volume its backend back, which is used from now on.
+    /// [`Effect::ControlDone`] tells when requests may be sent, and is never an error: if the cache
+    /// device fails before, or has failed already, what verifies is drained all the same, and the
+    /// volume goes on past the cache as any other.
     ///
     /// # Errors
     /// See [`AddError`]; nothing has changed then.
-    pub fn attach(&mut self, now: Nanos, id: VolumeId, attach: Attach, control: u64) -> Result<(), AddError> {
+    pub fn attach(
+        &mut self,
+        now: Nanos,
+        id: VolumeId,
+        attach: Attach,
+        control: u64,
+    ) -> Result<(), AddError> {
         let volume = self.ground.get(id);
-        let volume =
-            volume.filter(|v| !v.is_attached() && self.front.is_published(id) && v.task() == Task::None);
+        let volume = volume
+            .filter(|v| !v.is_attached() && self.front.is_published(id) && v.task() == Task::None);
         let volume = volume.ok_or(AddError::NotDetached)?;
         let spec = VolumeSpec {
             size_bytes: attach.size_bytes,
@@ -143,7 +161,9 @@ impl Engine {
         let volume = self.ground.volume_mut(id);
         let grouped = volume.spec().drain == DrainOrder::Grouped;
         let dirty = volume.is_dirty();
-        if grouped && (volume.mode() == Mode::WriteBack || dirty && !mutated!(AttachedWithoutGroups)) {
+        if grouped
+            && (volume.mode() == Mode::WriteBack || dirty && !mutated!(AttachedWithoutGroups))
+        {
             volume.begin_with_backlog();
             self.drain.begin_groups(&mut self.ground, now, id, dirty);
         }
@@ -156,8 +176,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Changes the dirty quota (0 for the default share). Where all volumes together were given more than the cache
-    /// holds, each has less in proportion; [`VolumeStatus::dirty_bytes_max`] tells what is in force.
+    /// Changes the dirty quota (0 for the default share). Where all volumes together were given
+    /// more than the cache holds, each has less in proportion; [`VolumeStatus::dirty_bytes_max`]
+    /// tells what is in force.
     pub fn set_dirty_bytes_max(&mut self, _now: Nanos, id: VolumeId, bytes: u64, control: u64) {
         self.ground.stir();
         let Some(volume) = self.controllable(id, control, false) else { return };
@@ -166,8 +187,8 @@ impl Engine {
         self.persist(control);
     }
 
-    /// Replaces [`VolumeSpec::attachment`]. [`Effect::ControlDone`] comes when a restart will find the new one,
-    /// whatever else is being done to the volume.
+    /// Replaces [`VolumeSpec::attachment`]. [`Effect::ControlDone`] comes when a restart will find
+    /// the new one, whatever else is being done to the volume.
     pub fn set_attachment(&mut self, _now: Nanos, id: VolumeId, attachment: Vec<u8>, control: u64) {
         let error = match self.ground.get(id) {
             None => Some(ControlError::Gone),
@@ -182,7 +203,8 @@ impl Engine {
         self.persist(control);
     }
 
-    /// Replaces [`VolumeSpec::attachment`] as of what is recorded next. One that is too long changes nothing.
+    /// Replaces [`VolumeSpec::attachment`] as of what is recorded next. One that is too long
+    /// changes nothing.
     pub fn replace_attachment(&mut self, id: VolumeId, attachment: Vec<u8>) {
         let volume = self.ground.get_mut(id);
         if let Some(volume) = volume.filter(|_| attachment.len() <= ATTACHMENT_BYTES_MAX) {
@@ -190,8 +212,8 @@ impl Engine {
         }
     }
 
-    /// Drains what is dirty now; [`Effect::ControlDone`] comes when all of it is in the image, or was changed again and is in
-    /// the redo.
+    /// Drains what is dirty now; [`Effect::ControlDone`] comes when all of it is in the image, or
+    /// was changed again and is in the redo.
     pub fn drain(&mut self, _now: Nanos, id: VolumeId, control: u64) {
         self.ground.stir();
         if self.controllable(id, control, true).is_none() {
@@ -205,10 +227,10 @@ impl Engine {
         self.drain.wait(&mut self.ground, id, control, sequence);
     }
 
-    /// Stops accepting requests, flushes the backends of what went past the cache, makes the log stable and
-    /// takes a checkpoint; dirty data stays dirty. A backend that cannot be flushed in
-    /// [`EngineConfig::stop_flush_ns_max`] is not waited for; its volume's status tells.
-    /// Requests that wait for the backend or for room are not answered any more.
+    /// Stops accepting requests, flushes the backends of what went past the cache, makes the log
+    /// stable and takes a checkpoint; dirty data stays dirty. A backend that cannot be flushed in
+    /// [`EngineConfig::stop_flush_ns_max`] is not waited for; its volume's status tells. Requests
+    /// that wait for the backend or for room are not answered any more.
     pub fn shutdown(&mut self, now: Nanos, control: u64) {
         self.ground.stir();
         self.ground.ask_to_stop(control);
@@ -258,10 +280,16 @@ impl Engine {
         self.cache.resume_reclaim();
         for id in self.ground.places() {
             match self.ground.get(id).map(Volume::task) {
-                Some(Task::Purge { control, attaching }) => self.pump_purge(now, id, control, attaching),
-                Some(Task::Remove { control, verify }) => self.pump_remove(now, id, control, verify),
+                Some(Task::Purge { control, attaching }) => {
+                    self.pump_purge(now, id, control, attaching)
+                }
+                Some(Task::Remove { control, verify }) => {
+                    self.pump_remove(now, id, control, verify)
+                }
                 Some(Task::GiveUp { control }) => self.pump_give_up(now, id, control),
-                Some(Task::Snapshot { control, step }) => self.pump_snapshot(now, id, control, step),
+                Some(Task::Snapshot { control, step }) => {
+                    self.pump_snapshot(now, id, control, step)
+                }
                 Some(Task::Resize(resize)) => self.pump_resize(id, resize),
                 Some(Task::Detach { control, stopping, until }) => {
                     self.pump_detach(now, id, (control, stopping, until));
@@ -276,7 +304,9 @@ impl Engine {
     /// Takes the last checkpoint of a shutdown as soon as nothing is on its way any more.
     fn pump_stop(&mut self, now: Nanos) {
         let Some(control) = self.ground.stop_asked() else { return };
-        let idle = self.ground.log().is_idle() && self.checkpoint.is_idle() && self.cache.reclaim_is_idle();
+        let idle = self.ground.log().is_idle()
+            && self.checkpoint.is_idle()
+            && self.cache.reclaim_is_idle();
         let held = self.ground.ids().any(|id| self.front.holds_back(id));
         let flushed = self.backends_are_flushed() || now >= self.control.stop_by;
         if (idle || self.ground.is_dead()) && flushed && !held && !self.cache.has_open_fills() {
@@ -292,7 +322,9 @@ impl Engine {
         let mut stir = false;
         for id in self.ground.places() {
             let volume = self.ground.get_mut(id);
-            let Some(volume) = volume.filter(|v| v.is_attached() && !v.is_fenced()) else { continue };
+            let Some(volume) = volume.filter(|v| v.is_attached() && !v.is_fenced()) else {
+                continue;
+            };
             if self.front.is_direct(id) {
                 flushed = false;
             } else if volume.backend().is_dirty() {
@@ -331,7 +363,8 @@ impl Engine {
         !volume.is_dirty() && !volume.has_redo() && self.is_still(now, id)
     }
 
-    /// Nothing is on its way into the cache: the volume's blocks can go, if they are drained or given up.
+    /// Nothing is on its way into the cache: the volume's blocks can go, if they are drained or
+    /// given up.
     pub(super) fn is_still(&mut self, now: Nanos, id: VolumeId) -> bool {
         if !self.front.is_published(id) || self.front.is_direct(id) {
             return false;
@@ -352,7 +385,8 @@ impl Engine {
     fn pump_purge(&mut self, now: Nanos, id: VolumeId, control: u64, attaching: bool) {
         if self.ground.volume(id).is_fenced() {
             self.ground.volume_mut(id).end_task();
-            let result = if attaching { Ok(()) } else { Err(ControlError::Backend(IoError::Fenced)) };
+            let result =
+                if attaching { Ok(()) } else { Err(ControlError::Backend(IoError::Fenced)) };
             self.ground.control_done(control, result);
         } else if self.is_stuck(id) {
             self.ground.volume_mut(id).end_task();

@@ -5,9 +5,10 @@ use crate::engine::Engine;
 use crate::ground::task::Task;
 
 impl Engine {
-    /// Changes the mode. [`Effect::ControlDone`](crate::api::Effect::ControlDone) comes when it is in force: for `Off` when the volume is
-    /// drained and its blocks are dropped; for the others when it is recorded. Going to write-through
-    /// with a backlog, writes are acknowledged at half of the drain's speed until the backlog is gone.
+    /// Changes the mode. [`Effect::ControlDone`](crate::api::Effect::ControlDone) comes when it is
+    /// in force: for `Off` when the volume is drained and its blocks are dropped; for the others
+    /// when it is recorded. Going to write-through with a backlog, writes are acknowledged at half
+    /// of the drain's speed until the backlog is gone.
     pub fn set_mode(&mut self, now: Nanos, id: VolumeId, mode: Mode, control: u64) {
         self.ground.stir();
         if self.controllable(id, control, false).is_none() {
@@ -23,8 +24,9 @@ impl Engine {
         }
     }
 
-    /// Says what a volume in write-back does for now, while it is to have a second copy and none counts (RFC 9). Nothing of
-    /// that is recorded: with every [`Engine::attach`] it is the caller's to say again, before the first request.
+    /// Says what a volume in write-back does for now, while it is to have a second copy and none
+    /// counts (RFC 9). Nothing of that is recorded: with every [`Engine::attach`] it is the
+    /// caller's to say again, before the first request.
     pub fn set_degraded(&mut self, now: Nanos, id: VolumeId, degraded: Degraded) {
         let dead = self.ground.is_dead();
         let volume = self.ground.get_mut(id);

@@ -1,7 +1,8 @@
 //! The owner's side of a second copy (RFC 9): what it counts for, and how far it is.
 //!
-//! Who the peer is, when its copy is whole, and what the ownership record says is not decided here: the driver of the
-//! core tells by [`Engine::set_pairing`] what the copy counts for, and by [`Engine::peer_has`] how far it goes.
+//! Who the peer is, when its copy is whole, and what the ownership record says is not decided here:
+//! the driver of the core tells by [`Engine::set_pairing`] what the copy counts for, and by
+//! [`Engine::peer_has`] how far it goes.
 
 use crate::api::{Have, LogStatus, Mode, Nanos, Pairing, PeerOp, VolumeId};
 use crate::engine::Engine;
@@ -9,9 +10,11 @@ use crate::ground::task::Task;
 use crate::ground::volume::Volume;
 
 impl Engine {
-    /// Says what the volume's second copy counts for from now on; nothing of one that has no backend. Where none was, and one begins, it gets every record
-    /// after [`LogStatus::logged`] as it is now; the log waits until [`Engine::peer_has`] tells of room for them. With
-    /// [`Pairing::Paired`] the peer is asked to bring what it has to stable media, with [`Pairing::Parting`] our own log is.
+    /// Says what the volume's second copy counts for from now on; nothing of one that has no
+    /// backend. Where none was, and one begins, it gets every record after [`LogStatus::logged`] as
+    /// it is now; the log waits until [`Engine::peer_has`] tells of room for them. With
+    /// [`Pairing::Paired`] the peer is asked to bring what it has to stable media, with
+    /// [`Pairing::Parting`] our own log is.
     ///
     /// # Panics
     /// If there is no such volume.
@@ -48,18 +51,22 @@ impl Engine {
         self.pump_peer(now, id);
     }
 
-    /// A second copy of the volume may begin: it is served, and neither its size nor its place is about to change. Nor has it lost
-    /// anything: a copy would take what the image has instead for what the volume is.
+    /// A second copy of the volume may begin: it is served, and neither its size nor its place is
+    /// about to change. Nor has it lost anything: a copy would take what the image has instead for
+    /// what the volume is.
     pub fn may_pair(&self, id: VolumeId) -> bool {
         let volume = self.ground.get(id);
-        let idle =
-            |volume: &Volume| volume.is_attached() && !volume.is_closing() && volume.task() == Task::None;
+        let idle = |volume: &Volume| {
+            volume.is_attached() && !volume.is_closing() && volume.task() == Task::None
+        };
         !self.ground.is_dead()
-            && volume.is_some_and(|volume| idle(volume) && !volume.is_fenced() && volume.loss().is_none())
+            && volume.is_some_and(|volume| {
+                idle(volume) && !volume.is_fenced() && volume.loss().is_none()
+            })
     }
 
-    /// The volume has lost something since its copy began: that one is to be parted with, and what is there of it does not count as
-    /// clean before.
+    /// The volume has lost something since its copy began: that one is to be parted with, and what
+    /// is there of it does not count as clean before.
     pub fn has_loss(&self, id: VolumeId) -> bool {
         self.ground.get(id).is_some_and(Volume::has_loss)
     }
@@ -99,7 +106,14 @@ impl Engine {
     }
 
     /// The peer says what it has of a block that it was asked for: a good copy, or none.
-    pub fn peer_block(&mut self, now: Nanos, id: VolumeId, block: u64, crc: u32, data: Option<&[u8]>) {
+    pub fn peer_block(
+        &mut self,
+        now: Nanos,
+        id: VolumeId,
+        block: u64,
+        crc: u32,
+        data: Option<&[u8]>,
+    ) {
         self.peers.answered(&mut self.ground, now, (id, block, crc), data);
     }
 

@@ -1,17 +1,18 @@
-//! Clones: what an image has from its parent is read through the parent's volume, so that all clones of one parent share
-//! what is cached of it.
+//! Clones: what an image has from its parent is read through the parent's volume, so that all
+//! clones of one parent share what is cached of it.
 //!
-//! The parent is a snapshot, which never changes. A clone's image has an object of its own as soon as anything has been
-//! written there, and then no block of that object comes from the parent any more. Who opens the image finds out which
-//! objects there are; from then on nobody else writes the image, and what this core sends there it knows.
+//! The parent is a snapshot, which never changes. A clone's image has an object of its own as soon
+//! as anything has been written there, and then no block of that object comes from the parent any
+//! more. Who opens the image finds out which objects there are; from then on nobody else writes the
+//! image, and what this core sends there it knows.
 
 use crate::api::{ControlError, VolumeId};
 use crate::blocks::own::OwnObjects;
 use crate::engine::Engine;
 
 impl Engine {
-    /// From now on it is known what the image of volume `id` has of its own: `found` is what it had when it was opened. Before that,
-    /// everything counts as own.
+    /// From now on it is known what the image of volume `id` has of its own: `found` is what it had
+    /// when it was opened. Before that, everything counts as own.
     ///
     /// # Errors
     /// The volume is not there or not attached.
@@ -25,16 +26,20 @@ impl Engine {
     pub(crate) fn check_attached(&self, id: VolumeId) -> Result<(), ControlError> {
         match self.ground.get(id) {
             None => Err(ControlError::Gone),
-            Some(volume) if !volume.is_attached() || volume.is_closing() => Err(ControlError::Detached),
+            Some(volume) if !volume.is_attached() || volume.is_closing() => {
+                Err(ControlError::Detached)
+            }
             Some(_) => Ok(()),
         }
     }
 
-    /// From now on, what the image of volume `id` has from its parent (see [`Engine::set_own`]) is read through the volume `parent`,
-    /// which is attached and read-only and has the same content there. The parent cannot be removed while it has clones.
+    /// From now on, what the image of volume `id` has from its parent (see [`Engine::set_own`]) is
+    /// read through the volume `parent`, which is attached and read-only and has the same content
+    /// there. The parent cannot be removed while it has clones.
     ///
     /// # Errors
-    /// One of them is not there or not attached; [`ControlError::NotParent`] if the one cannot be a parent of the other.
+    /// One of them is not there or not attached; [`ControlError::NotParent`] if the one cannot be a
+    /// parent of the other.
     pub fn set_parent(&mut self, id: VolumeId, parent: VolumeId) -> Result<(), ControlError> {
         self.check_attached(id)?;
         self.check_attached(parent)?;

@@ -27,8 +27,8 @@ pub(super) struct Verify {
 
 impl Engine {
     /// Drains a volume, compares the image with the cache if asked to, and forgets the volume. New
-    /// requests are refused from now on. A parent stays as long as it has clones. Without a backend only a volume can be forgotten of which
-    /// nothing is dirty or lost, unverified.
+    /// requests are refused from now on. A parent stays as long as it has clones. Without a backend
+    /// only a volume can be forgotten of which nothing is dirty or lost, unverified.
     pub fn remove(&mut self, _now: Nanos, id: VolumeId, verify: bool, control: u64) {
         self.ground.stir();
         let Some(volume) = self.controllable(id, control, true) else { return };
@@ -53,8 +53,8 @@ impl Engine {
         volume.begin(Task::Remove { control, verify });
     }
 
-    /// Forgets a volume that has no backend, with everything that the cache holds of it, dirty or lost. Until [`Effect::ControlDone`] a
-    /// crash may bring it back as it was.
+    /// Forgets a volume that has no backend, with everything that the cache holds of it, dirty or
+    /// lost. Until [`Effect::ControlDone`] a crash may bring it back as it was.
     pub fn give_up(&mut self, now: Nanos, id: VolumeId, control: u64) {
         self.ground.stir();
         if self.ground.get(id).is_some_and(|v| v.is_copy()) {
@@ -125,8 +125,8 @@ impl Engine {
         }
     }
 
-    /// Whether the image can do without the cache: all that was written is on its stable media, and it
-    /// does not name a cache device that failed.
+    /// Whether the image can do without the cache: all that was written is on its stable media, and
+    /// it does not name a cache device that failed.
     fn backend_is_told(&mut self, now: Nanos, id: VolumeId) -> bool {
         let dead = self.ground.is_dead();
         let volume = self.ground.volume_mut(id);
@@ -170,7 +170,9 @@ impl Engine {
 
     /// Reads the image where the cache has blocks and compares checksums.
     fn pump_verify(&mut self, id: VolumeId) {
-        while self.control.verify.in_flight < VERIFY_IN_FLIGHT && self.control.verify.result.is_none() {
+        while self.control.verify.in_flight < VERIFY_IN_FLIGHT
+            && self.control.verify.result.is_none()
+        {
             let Some((block, blocks)) = self.next_to_verify(id) else {
                 self.control.verify.finished = self.control.verify.in_flight == 0;
                 if self.control.verify.finished {
@@ -219,7 +221,8 @@ impl Engine {
             self.control.verify.result = Some(ControlError::Backend(error));
         } else {
             for i in 0..blocks as usize {
-                let Lookup::At(position) = self.ground.volume(id).ledger().index().lookup(block + i as u64)
+                let Lookup::At(position) =
+                    self.ground.volume(id).ledger().index().lookup(block + i as u64)
                 else {
                     continue;
                 };

@@ -1,6 +1,8 @@
 //! Resizing: a volume becomes larger after its image has, and smaller before it does.
 
-use crate::api::{BLOCK_BYTES, BackendOp, ControlError, IoError, Nanos, VOLUME_BYTES_MAX, VolumeId};
+use crate::api::{
+    BLOCK_BYTES, BackendOp, ControlError, IoError, Nanos, VOLUME_BYTES_MAX, VolumeId,
+};
 use crate::base::flight::Io;
 use crate::blocks::index::OBJECT_BLOCKS;
 use crate::blocks::ledger::object_of;
@@ -9,9 +11,10 @@ use crate::ground::task::Task;
 use crate::ground::task::{Resize, Stage};
 
 impl Engine {
-    /// Changes the size of a volume and of its image. A smaller one loses what lies beyond its end, dirty or not.
-    /// [`Effect::ControlDone`](crate::api::Effect::ControlDone) comes when both have the new size and a restart will find it. When the backend refuses,
-    /// the volume has its old size; what the cache held beyond the new end is lost all the same.
+    /// Changes the size of a volume and of its image. A smaller one loses what lies beyond its end,
+    /// dirty or not. [`Effect::ControlDone`](crate::api::Effect::ControlDone) comes when both have
+    /// the new size and a restart will find it. When the backend refuses, the volume has its old
+    /// size; what the cache held beyond the new end is lost all the same.
     pub fn resize(&mut self, _now: Nanos, id: VolumeId, size_bytes: u64, control: u64) {
         self.ground.stir();
         let Some(volume) = self.controllable(id, control, false) else { return };

@@ -1,8 +1,9 @@
-//! Snapshots: the image is brought to one cut of the volume and left alone there while the backend takes a snapshot of it.
+//! Snapshots: the image is brought to one cut of the volume and left alone there while the backend
+//! takes a snapshot of it.
 //!
-//! The volume goes on meanwhile, and nobody waits: what is written after the cut is in the open group, which grows until
-//! the snapshot is there, and copies that it supersedes are frozen until the image has them. First the backlog is drained
-//! as usual, so that this is short.
+//! The volume goes on meanwhile, and nobody waits: what is written after the cut is in the open
+//! group, which grows until the snapshot is there, and copies that it supersedes are frozen until
+//! the image has them. First the backlog is drained as usual, so that this is short.
 
 use crate::api::{BackendOp, ControlError, IoError, Mode, Nanos, VolumeId};
 use crate::base::flight::Io;
@@ -11,13 +12,15 @@ use crate::engine::Engine;
 use crate::ground::task::Step;
 use crate::ground::task::Task;
 
-/// How often what has become dirty during the drain is drained before the cut, if it is more than a group.
+/// How often what has become dirty during the drain is drained before the cut, if it is more than a
+/// group.
 const PASSES_MAX: u32 = 4;
 
 impl Engine {
-    /// Has the backend take a snapshot ([`BackendOp::Snapshot`]) of the image as the volume is at a moment after this call:
-    /// with every write that was acknowledged before, exactly at a point of the acknowledged order where the drain goes by
-    /// groups. Requests go on. [`Effect::ControlDone`](crate::api::Effect::ControlDone) tells when it is there.
+    /// Has the backend take a snapshot ([`BackendOp::Snapshot`]) of the image as the volume is at a
+    /// moment after this call: with every write that was acknowledged before, exactly at a point of
+    /// the acknowledged order where the drain goes by groups. Requests go on.
+    /// [`Effect::ControlDone`](crate::api::Effect::ControlDone) tells when it is there.
     pub fn snapshot(&mut self, _now: Nanos, id: VolumeId, control: u64) {
         self.ground.stir();
         let Some(volume) = self.controllable(id, control, false) else { return };
@@ -67,7 +70,9 @@ impl Engine {
         let grouped = volume.progress().is_grouped();
         match step {
             Step::Backlog { sequence, .. } if volume.progress().drained() < sequence => None,
-            Step::Backlog { pass, .. } if volume.ledger().held() > GROUP_BLOCKS_MAX && pass < PASSES_MAX => {
+            Step::Backlog { pass, .. }
+                if volume.ledger().held() > GROUP_BLOCKS_MAX && pass < PASSES_MAX =>
+            {
                 let sequence = volume.log().built();
                 volume.progress_mut().want(sequence);
                 Some(Step::Backlog { sequence, pass: pass + 1 })
@@ -90,7 +95,8 @@ impl Engine {
         }
     }
 
-    /// Nothing is on its way to the image: of what clients send past the cache, nothing from before the mode was changed.
+    /// Nothing is on its way to the image: of what clients send past the cache, nothing from before
+    /// the mode was changed.
     fn image_is_quiet(&self, id: VolumeId) -> bool {
         let volume = self.ground.volume(id);
         let direct = volume.goes_direct() || !self.front.is_direct(id);

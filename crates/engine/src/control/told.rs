@@ -25,13 +25,16 @@ impl Engine {
             false => (volume.ledger().dirty() + blocks.zero, drain.oldest),
         };
         let full = self.front.has_pending(id) && self.ground.quota_left(id) == 0;
-        let backlog = volume.mode() != Mode::WriteBack && volume.progress().safe() < volume.backlog();
+        let backlog =
+            volume.mode() != Mode::WriteBack && volume.progress().safe() < volume.backlog();
         let state = match () {
             _ if volume.is_fenced() => VolumeState::Fenced,
             _ if volume.is_failed() => VolumeState::Failed,
             _ if volume.is_copy() => VolumeState::Replica,
             _ if !volume.is_attached() => VolumeState::Detached,
-            _ if volume.task() != Task::None || backlog || drain.is_waited_for => VolumeState::Draining,
+            _ if volume.task() != Task::None || backlog || drain.is_waited_for => {
+                VolumeState::Draining
+            }
             _ if full => VolumeState::Full,
             _ => VolumeState::Serving,
         };
@@ -77,15 +80,16 @@ impl Engine {
             checkpointing: !self.checkpoint.is_idle(),
             index_bytes: index as u64,
             cached_blocks: self.ground.space().live_blocks() + frozen,
-            arena_used_bytes: (self.ground.arena().len_bytes() - self.ground.arena().free_bytes()) as u64,
+            arena_used_bytes: (self.ground.arena().len_bytes() - self.ground.arena().free_bytes())
+                as u64,
             arena_bytes: self.ground.arena().len_bytes() as u64,
             ..self.ground.counters()
         }
     }
 
-    /// What is known about a range, in order: at most `extents_max` stretches are put into `out`, which
-    /// is cleared first. They may end before the range does: a call looks at a bounded part of the index. Returns how much it has looked at,
-    /// in blocks and nodes of the index.
+    /// What is known about a range, in order: at most `extents_max` stretches are put into `out`,
+    /// which is cleared first. They may end before the range does: a call looks at a bounded part
+    /// of the index. Returns how much it has looked at, in blocks and nodes of the index.
     pub fn block_status(
         &self,
         id: VolumeId,
@@ -100,7 +104,8 @@ impl Engine {
         let end = offset.saturating_add(len).min(volume.spec().size_bytes);
         let mut at = offset;
         if volume.is_refusing() && at < end {
-            // Another host may have written what reads as zero here: a client that is told of data reads it, and is told.
+            // Another host may have written what reads as zero here: a client that is told of data
+            // reads it, and is told.
             out.push(Extent { len: end - at, cached: false, dirty: false, zero: false });
             return 1;
         }
@@ -139,7 +144,9 @@ impl Engine {
                 zero: found.lookup() == Lookup::Zero || found.is_hole(),
                 cached: cached || found.lookup() == Lookup::Zero,
             };
-            let same = |l: &Extent| (l.dirty, l.zero, l.cached) == (extent.dirty, extent.zero, extent.cached);
+            let same = |l: &Extent| {
+                (l.dirty, l.zero, l.cached) == (extent.dirty, extent.zero, extent.cached)
+            };
             if out.last().is_some_and(same) {
                 out.last_mut().expect("there is one").len += extent.len;
             } else if out.len() == extents_max {

@@ -44,9 +44,10 @@ impl Drain {
         self.update(ground, id);
     }
 
-    /// A backend flush has failed: whatever the backend completed since its last good one may be gone, and no later
-    /// flush brings it back (a server that was restarted, a device that has dropped its cache). What the
-    /// drain gave it since, also of objects that are half way or not in this flush, is sent again.
+    /// A backend flush has failed: whatever the backend completed since its last good one may be
+    /// gone, and no later flush brings it back (a server that was restarted, a device that has
+    /// dropped its cache). What the drain gave it since, also of objects that are half way or not
+    /// in this flush, is sent again.
     pub(crate) fn distrust(&mut self, ground: &mut Ground, id: VolumeId) {
         self.distrust_objects(id);
         let mut unflushed = std::mem::take(&mut self.volumes.of_mut(id).unflushed);
@@ -56,7 +57,8 @@ impl Drain {
         self.volumes.of_mut(id).unflushed = unflushed;
     }
 
-    /// The volume lets go of its backend: what the drain has not brought to the image is dirty again, as soon as it comes back.
+    /// The volume lets go of its backend: what the drain has not brought to the image is dirty
+    /// again, as soon as it comes back.
     pub(crate) fn stop(&mut self, ground: &mut Ground, id: VolumeId) {
         self.distrust(ground, id);
         self.give_up_open(ground, id);

@@ -1,4 +1,5 @@
-//! Frames: the parts in which a group's redo is read from the cache device and written beside the image.
+//! Frames: the parts in which a group's redo is read from the cache device and written beside the
+//! image.
 
 use crate::api::{BLOCK_BYTES, BackendOp, IoError, Nanos, VolumeId};
 use crate::base::flight::Io;
@@ -10,7 +11,9 @@ use crate::blocks::bad::BadCopy;
 use crate::blocks::index::{Lookup, Position};
 use crate::drain::Drain;
 use crate::drain::group::Closed;
-use crate::format::redo::{FRAME_BLOCKS_MAX, FRAME_ENTRIES_MAX, FrameName, encode_header, frame_bytes};
+use crate::format::redo::{
+    FRAME_BLOCKS_MAX, FRAME_ENTRIES_MAX, FrameName, encode_header, frame_bytes,
+};
 use crate::format::{Entry, EntryKind, byte, crc32c};
 use crate::ground::Ground;
 use crate::log::stable::Deferred;
@@ -34,7 +37,8 @@ pub(super) struct Frame {
 struct FrameBlock {
     block: u64,
     position: Position,
-    /// Of the content that was read. The position may hold something else by the time the frame is complete.
+    /// Of the content that was read. The position may hold something else by the time the frame is
+    /// complete.
     crc: u32,
 }
 
@@ -107,8 +111,9 @@ impl Drain {
     fn read_frame(&mut self, ground: &mut Ground, index: u32) {
         let frame = &mut self.frames[index];
         let positions = |i: usize| frame.blocks[i].position;
-        let spans: Vec<_> =
-            runs(frame.blocks.len(), positions).map(|(start, end)| (start, end, positions(start))).collect();
+        let spans: Vec<_> = runs(frame.blocks.len(), positions)
+            .map(|(start, end)| (start, end, positions(start)))
+            .collect();
         let buf = frame.buf;
         frame.reads = spans.len() as u32;
         if spans.is_empty() {
@@ -151,7 +156,8 @@ impl Drain {
             return;
         }
         if frame.bad {
-            // It is read once more, and `refresh_frame` leaves out what is lost by then. Blocks may stand elsewhere now.
+            // It is read once more, and `refresh_frame` leaves out what is lost by then. Blocks may
+            // stand elsewhere now.
             frame.second = true;
             self.give_back_frame(ground, index);
         } else {
@@ -159,7 +165,8 @@ impl Drain {
         }
     }
 
-    /// All blocks are in the buffer: the header goes in front of them, and the frame to the backend.
+    /// All blocks are in the buffer: the header goes in front of them, and the frame to the
+    /// backend.
     fn seal_frame(&mut self, ground: &mut Ground, index: u32) {
         let frame = &self.frames[index];
         let id = frame.volume;
@@ -169,7 +176,8 @@ impl Drain {
             group: self.closed(id).expect("a group is closed").group,
             frame: frame.number,
         };
-        let data = frame.blocks.iter().map(|part| Entry::new(EntryKind::Data, part.block, part.crc));
+        let data =
+            frame.blocks.iter().map(|part| Entry::new(EntryKind::Data, part.block, part.crc));
         let zeroes = frame.zeroes.iter().map(|&(block, n, keep)| {
             Entry::new(if keep { EntryKind::WriteZeroes } else { EntryKind::Discard }, block, n)
         });

@@ -1,14 +1,16 @@
 //! Groups: the grouped drain's cuts, and the redo that brings them to the backend whole.
 //!
-//! A group is a contiguous range of the volume's log. Inside of it the last write of a block wins, across it nothing is
-//! coalesced. What a group has changed is written beside the image, as its *redo*, and committed by one atomic change
-//! of the redo's header. From then on image and redo together are the volume as it was at the group's end, whatever
-//! happens to this cache. Only then do the group's blocks go to the image, in any order, and when they are there the
-//! redo is trimmed (`docs/rfcs/0005-groups.md`).
+//! A group is a contiguous range of the volume's log. Inside of it the last write of a block wins,
+//! across it nothing is coalesced. What a group has changed is written beside the image, as its
+//! *redo*, and committed by one atomic change of the redo's header. From then on image and redo
+//! together are the volume as it was at the group's end, whatever happens to this cache. Only then
+//! do the group's blocks go to the image, in any order, and when they are there the redo is trimmed
+//! (`docs/rfcs/0005-groups.md`).
 //!
-//! Two groups of a volume are not committed at any time: the *open* one, which grows, and the *closed* one, whose redo is
-//! being written. A copy that the open group supersedes while the closed one still needs it is *frozen*: the index has
-//! forgotten it, its place on the device is not free.
+//! Two groups of a volume are not committed at any time: the *open* one, which grows, and the
+//! *closed* one, whose redo is being written. A copy that the open group supersedes while the
+//! closed one still needs it is *frozen*: the index has forgotten it, its place on the device is
+//! not free.
 
 use crate::api::{BLOCK_BYTES, BackendOp, IoError, Mode, Nanos, VolumeId};
 use crate::base::flight::Io;
@@ -32,7 +34,8 @@ const KEPT_MAX: usize = 4096;
 /// How often the owner records how far it is.
 const NOTE_NS: Nanos = 1_000_000_000;
 
-/// A group whose redo is being written, or that the image is being brought to. The ledger has what is in it.
+/// A group whose redo is being written, or that the image is being brought to. The ledger has what
+/// is in it.
 pub(super) struct Closed {
     pub(super) group: u64,
     /// Sequence of the last record that it contains.
@@ -44,7 +47,8 @@ pub(super) struct Closed {
     /// Frames that the backend did not take.
     pub(super) again: Vec<Frame>,
     committing: bool,
-    /// It holds everything dirty, and stays when it is committed until the image has it: the image then is this cut.
+    /// It holds everything dirty, and stays when it is committed until the image has it: the image
+    /// then is this cut.
     whole: bool,
 }
 
@@ -65,10 +69,12 @@ struct Kept {
     blocks: u64,
 }
 
-/// The groups of a volume. How far they are committed stands in the volume's [`Progress`](crate::base::progress::Progress).
+/// The groups of a volume. How far they are committed stands in the volume's
+/// [`Progress`](crate::base::progress::Progress).
 pub(super) struct Groups {
     pub(super) closed: Option<Closed>,
-    /// The header may still name groups of an earlier generation, until something else is committed or trimmed.
+    /// The header may still name groups of an earlier generation, until something else is committed
+    /// or trimmed.
     old_redo: bool,
     kept: VecDeque<Kept>,
     /// The header is being changed so that it names only groups from this one on.
@@ -96,12 +102,20 @@ impl Closed {
 impl Groups {
     /// `old_redo`: an earlier generation may have left some.
     fn new(old_redo: bool) -> Groups {
-        Groups { closed: None, old_redo, kept: VecDeque::new(), trimming: None, noted_at: 0, noting: false }
+        Groups {
+            closed: None,
+            old_redo,
+            kept: VecDeque::new(),
+            trimming: None,
+            noted_at: 0,
+            noting: false,
+        }
     }
 
     /// Something of the redo is on its way to the backend.
     pub(super) fn is_in_flight(&self) -> bool {
-        let closed = self.closed.as_ref().is_some_and(|closed| closed.in_flight > 0 || closed.committing);
+        let closed =
+            self.closed.as_ref().is_some_and(|closed| closed.in_flight > 0 || closed.committing);
         closed || self.trimming.is_some() || self.noting
     }
 
@@ -121,9 +135,15 @@ impl Groups {
 }
 
 impl Drain {
-    /// The volume's dirty data as one group: after a restart nothing else is known of what is committed, and this contains
-    /// it all. `old_redo`: an earlier generation may have left some.
-    pub(crate) fn begin_groups(&mut self, ground: &mut Ground, now: Nanos, id: VolumeId, old_redo: bool) {
+    /// The volume's dirty data as one group: after a restart nothing else is known of what is
+    /// committed, and this contains it all. `old_redo`: an earlier generation may have left some.
+    pub(crate) fn begin_groups(
+        &mut self,
+        ground: &mut Ground,
+        now: Nanos,
+        id: VolumeId,
+        old_redo: bool,
+    ) {
         let (volume, space) = ground.volume_and_space(id);
         volume.ledger_mut().begin_groups(space, now);
         let part = self.volumes.of_mut(id);
@@ -200,8 +220,8 @@ impl Drain {
         volume.note_redo(false);
     }
 
-    /// Whether blocks from `block` on must stay out of the image for now, and how many of the next `n` are like it. Tells up to
-    /// which sequence everything must be committed first.
+    /// Whether blocks from `block` on must stay out of the image for now, and how many of the next
+    /// `n` are like it. Tells up to which sequence everything must be committed first.
     pub(super) fn uncommitted(
         &self,
         ground: &Ground,
@@ -240,14 +260,19 @@ impl Drain {
         let volume = ground.volume(id);
         let groups = self.volumes.of(id).groups.as_ref()?;
         let since = volume.ledger().open_since()?;
-        if groups.closed.is_some() || volume.is_failed() || volume.is_fenced() || volume.is_to_be_cut() {
+        if groups.closed.is_some()
+            || volume.is_failed()
+            || volume.is_fenced()
+            || volume.is_to_be_cut()
+        {
             // A group without a block that is lost would be no state that the volume ever had.
             return None;
         }
         let age = now.saturating_sub(since);
         let blocks = volume.ledger().open_blocks();
         let kept = groups.kept_blocks();
-        let long = kept > 0 && kept + blocks > kept_blocks_max(ground, id) || groups.kept.len() >= KEPT_MAX;
+        let long = kept > 0 && kept + blocks > kept_blocks_max(ground, id)
+            || groups.kept.len() >= KEPT_MAX;
         if long && self.has_work(ground, id) {
             return None;
         }
@@ -260,7 +285,8 @@ impl Drain {
         if waited_for || age >= GROUP_NS_MAX || flush && age >= GROUP_NS_MIN {
             return Some(Due::Now);
         }
-        let early = blocks >= GROUP_BLOCKS_MAX || age >= GROUP_NS_URGENT && self.is_urgent(ground, id);
+        let early =
+            blocks >= GROUP_BLOCKS_MAX || age >= GROUP_NS_URGENT && self.is_urgent(ground, id);
         early.then_some(Due::Early)
     }
 
@@ -281,7 +307,8 @@ impl Drain {
     pub(crate) fn group_step(&mut self, ground: &mut Ground, now: Nanos) {
         for id in ground.places() {
             let Some(volume) = ground.get(id) else { continue };
-            let may_send = volume.is_attached() && !volume.is_leaving() && volume.backend().may_send(now);
+            let may_send =
+                volume.is_attached() && !volume.is_leaving() && volume.backend().may_send(now);
             if self.volumes.of(id).groups.is_none() || !may_send {
                 continue;
             }
@@ -302,7 +329,9 @@ impl Drain {
     fn skip_nothing(&mut self, ground: &mut Ground, id: VolumeId) {
         let volume = ground.volume_mut(id);
         let sequence = volume.log().published();
-        if volume.ledger().is_uncommitted() || volume.progress().committed().is_none_or(|at| at >= sequence) {
+        if volume.ledger().is_uncommitted()
+            || volume.progress().committed().is_none_or(|at| at >= sequence)
+        {
             return;
         }
         volume.progress_mut().advance_committed(sequence);
@@ -318,13 +347,15 @@ impl Drain {
         let (busy, old_redo) = (groups.trimming.is_some(), groups.old_redo);
         let first = groups.kept.front().map(|kept| kept.group);
         let Some(closed) = &mut groups.closed else { return };
-        let written = volume.ledger().is_gathered() && closed.in_flight == 0 && closed.again.is_empty();
+        let written =
+            volume.ledger().is_gathered() && closed.in_flight == 0 && closed.again.is_empty();
         let is_cut = volume.ledger().cut_index().is_some();
         if !written || closed.committing || is_cut || busy || volume.is_failed() {
             return;
         }
         closed.committing = true;
-        let (group, frames, sequence, cut_at) = (closed.group, closed.frames, closed.sequence, closed.cut_at);
+        let (group, frames, sequence, cut_at) =
+            (closed.group, closed.frames, closed.sequence, closed.cut_at);
         if frames == 0 && !old_redo || mutated!(RedoWithoutHeader) {
             // All of it is lost.
             return self.committed(ground, now, id, Ok(()));
@@ -347,7 +378,13 @@ impl Drain {
         self.committed(ground, now, id, result);
     }
 
-    fn committed(&mut self, ground: &mut Ground, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
+    fn committed(
+        &mut self,
+        ground: &mut Ground,
+        now: Nanos,
+        id: VolumeId,
+        result: Result<(), IoError>,
+    ) {
         let (volume, space) = ground.volume_and_space(id);
         let part = self.volumes.of_mut(id);
         let groups = part.groups.as_mut().expect("a volume with groups");
@@ -417,7 +454,8 @@ impl Drain {
         ground.stir();
     }
 
-    /// Records beside the image how far the volume is, so that the size of a loss is known without its host.
+    /// Records beside the image how far the volume is, so that the size of a loss is known without
+    /// its host.
     fn note_progress(&mut self, ground: &mut Ground, now: Nanos, id: VolumeId) {
         let volume = ground.volume(id);
         let Some(groups) = self.volumes.of_mut(id).groups.as_mut() else { return };
@@ -460,7 +498,8 @@ impl Drain {
                 return None;
             }
             let open_since = volume.ledger().open_since().filter(|_| groups.closed.is_none());
-            let ages = [GROUP_NS_URGENT, GROUP_NS_MAX].map(|age| open_since.map(|since| since + age));
+            let ages =
+                [GROUP_NS_URGENT, GROUP_NS_MAX].map(|age| open_since.map(|since| since + age));
             let note = (!groups.noting).then_some(groups.noted_at + NOTE_NS);
             ages.into_iter().flatten().chain(note).filter(|&at| at > now).min()
         };

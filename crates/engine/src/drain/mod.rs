@@ -1,10 +1,11 @@
 //! The drain: dirty blocks and zeroes go to the backend, oldest object first.
 //!
-//! Within and across objects the newest content wins, and the image between two drains is no point of the
-//! volume's history; where the drain is grouped, only what a redo beside the image holds already goes
-//! there (see `group`). Correctness rests on three rules: an object is drained by one drain at a time; a
-//! block becomes clean only when the backend's flush has covered it and the index still has the very copy
-//! that was written; an object that changes meanwhile is queued again.
+//! Within and across objects the newest content wins, and the image between two drains is no point
+//! of the volume's history; where the drain is grouped, only what a redo beside the image holds
+//! already goes there (see `group`). Correctness rests on three rules: an object is drained by one
+//! drain at a time; a block becomes clean only when the backend's flush has covered it and the
+//! index still has the very copy that was written; an object that changes meanwhile is queued
+//! again.
 //!
 //! | file | what it is about |
 //! |---|---|
@@ -45,8 +46,8 @@ use crate::log::stable::{Deferred, Waiting};
 const DELAY_NS: Nanos = 1_000_000_000;
 /// Pieces in flight for one volume while there is no hurry.
 const PIECES_RELAXED: usize = 8;
-/// Pieces in flight to the image while its volume is being written and the redo has what is committed: the more is
-/// dirty, the nearer they come to [`PIECES_RELAXED`].
+/// Pieces in flight to the image while its volume is being written and the redo has what is
+/// committed: the more is dirty, the nearer they come to [`PIECES_RELAXED`].
 const PIECES_GENTLE: usize = 1;
 /// Objects of one volume that are being drained or wait for the backend's flush.
 const OBJECTS_MAX: usize = 1024;
@@ -139,7 +140,8 @@ impl Drain {
         }
     }
 
-    /// A volume lets go of its backend: what is dirty stays so, and nothing else is known of its drain.
+    /// A volume lets go of its backend: what is dirty stays so, and nothing else is known of its
+    /// drain.
     pub(crate) fn let_go(&mut self, id: VolumeId) {
         let part = self.volumes.of_mut(id);
         let mut queue = std::mem::take(&mut part.queue);
@@ -164,12 +166,21 @@ impl Drain {
         let wait_for = if volume.progress().is_grouped() { sequence } else { 0 };
         let queue = &mut self.volumes.of_mut(id).queue;
         for object in objects {
-            queue.note(volume.ledger_mut(), DirtyObject::since(object, sequence, now).waiting(wait_for));
+            queue.note(
+                volume.ledger_mut(),
+                DirtyObject::since(object, sequence, now).waiting(wait_for),
+            );
         }
     }
 
     /// Something dirty of an object stands at another place now.
-    pub(crate) fn note_moved(&mut self, ground: &mut Ground, id: VolumeId, object: u32, now: Nanos) {
+    pub(crate) fn note_moved(
+        &mut self,
+        ground: &mut Ground,
+        id: VolumeId,
+        object: u32,
+        now: Nanos,
+    ) {
         let volume = ground.volume_mut(id);
         let queue = &mut self.volumes.of_mut(id).queue;
         let flags = volume.ledger().flags(object);
@@ -184,8 +195,8 @@ impl Drain {
         }
     }
 
-    /// Another host's image has everything up to the record `sequence` of a volume of which this is the copy. `is_clean` cleans what
-    /// there is of an object, and tells whether that is all of it.
+    /// Another host's image has everything up to the record `sequence` of a volume of which this is
+    /// the copy. `is_clean` cleans what there is of an object, and tells whether that is all of it.
     pub(crate) fn drained_elsewhere(
         &mut self,
         ground: &mut Ground,
@@ -233,8 +244,9 @@ impl Drain {
             if in_flight >= 4 && in_flight >= limit || left == 0 {
                 return;
             }
-            // The redo first: nothing else can go to the image before it is committed. Not where the backend is full: what is
-            // committed may take no room there, and its redo can be removed then.
+            // The redo first: nothing else can go to the image before it is committed. Not where
+            // the backend is full: what is committed may take no room there, and its redo can be
+            // removed then.
             let full = volume.backend().error() == Some(IoError::Full);
             let (open, may_start) = (part.open, part.objects.len() < OBJECTS_MAX);
             let gentle = !urgent && in_flight >= pieces_gentle(ground, id);
@@ -268,8 +280,8 @@ impl Drain {
             || ground.is_dead()
     }
 
-    /// Only what a power loss would leave in the log may reach the backend: else the image could hold
-    /// a write whose predecessors are lost.
+    /// Only what a power loss would leave in the log may reach the backend: else the image could
+    /// hold a write whose predecessors are lost.
     fn when_stable(&mut self, ground: &mut Ground, id: VolumeId, part: Deferred) {
         let waiting = Waiting::new(id, ground.volume(id).log().published(), part);
         if !ground.log().is_stable() && !ground.is_dead() {
@@ -309,17 +321,21 @@ impl Drain {
 
     /// Takes out the control operations that wait for the drain.
     pub(crate) fn take_waiters(&mut self, id: VolumeId) -> impl Iterator<Item = u64> + use<> {
-        std::mem::take(&mut self.volumes.of_mut(id).waiters).into_iter().map(|waiter| waiter.control)
+        std::mem::take(&mut self.volumes.of_mut(id).waiters)
+            .into_iter()
+            .map(|waiter| waiter.control)
     }
 
-    /// The device has failed: what the log did not take, from the record after `sequence` on, never will be drained from it.
+    /// The device has failed: what the log did not take, from the record after `sequence` on, never
+    /// will be drained from it.
     pub(crate) fn wait_no_longer(&mut self, id: VolumeId, sequence: u64) {
         for waiter in &mut self.volumes.of_mut(id).waiters {
             waiter.sequence = waiter.sequence.min(sequence);
         }
     }
 
-    /// Finds out up to which sequence everything is in the backend, and tells those who wait for it.
+    /// Finds out up to which sequence everything is in the backend, and tells those who wait for
+    /// it.
     pub(crate) fn update(&mut self, ground: &mut Ground, id: VolumeId) {
         let part = self.volumes.of_mut(id);
         let queued = part.queue.front().map(|d| d.first_sequence);
@@ -332,7 +348,10 @@ impl Drain {
         let drained = volume.progress().drained();
         let result = volume.loss().map_or(Ok(()), Err);
         let done = |waiter: &&Waiter| waiter.sequence <= drained;
-        part.waiters.iter().filter(done).for_each(|waiter| ground.control_done(waiter.control, result));
+        part.waiters
+            .iter()
+            .filter(done)
+            .for_each(|waiter| ground.control_done(waiter.control, result));
         part.waiters.retain(|waiter| waiter.sequence > drained);
         ground.tell(Consequence::Drained(id));
     }
@@ -398,8 +417,9 @@ impl Drain {
     }
 }
 
-/// Transfers of one volume in flight from which on none to the image is added. What a redo holds is in no hurry to reach the image, and
-/// would take from the writes at hand what they need of the backend, and of this machine.
+/// Transfers of one volume in flight from which on none to the image is added. What a redo holds is
+/// in no hurry to reach the image, and would take from the writes at hand what they need of the
+/// backend, and of this machine.
 fn pieces_gentle(ground: &Ground, id: VolumeId) -> usize {
     let volume = ground.volume(id);
     if !volume.ledger().is_uncommitted() {

@@ -1,4 +1,5 @@
-//! An object on its way to the backend: what of it is issued next, and what becomes of it when all of it has come back.
+//! An object on its way to the backend: what of it is issued next, and what becomes of it when all
+//! of it has come back.
 
 use crate::api::{BLOCK_BYTES, BackendOp, IoError, Nanos, VolumeId};
 use crate::base::flight::Io;
@@ -27,7 +28,8 @@ pub(super) struct ObjectDrain {
     left_out: Option<LeftOut>,
     /// What was committed when the drain began.
     committed: u64,
-    /// It brings the object to the cut of a snapshot: what is newer is left out for what the cut has.
+    /// It brings the object to the cut of a snapshot: what is newer is left out for what the cut
+    /// has.
     cut: bool,
     /// What the backend has got.
     written: Vec<Written>,
@@ -42,8 +44,8 @@ pub(super) struct Written {
     pub(super) opened: u64,
 }
 
-/// What was left out of an object: up to which sequence everything must be committed before some of it, and before all of it,
-/// can be drained.
+/// What was left out of an object: up to which sequence everything must be committed before some of
+/// it, and before all of it, can be drained.
 #[derive(Debug, Clone, Copy)]
 struct LeftOut {
     some: u64,
@@ -159,7 +161,8 @@ impl Drain {
             }
             match found {
                 Lookup::Zero
-                    if (drain.zeroes || uncommitted.is_some()) && !mutated!(ZeroesStayInTheCache) =>
+                    if (drain.zeroes || uncommitted.is_some())
+                        && !mutated!(ZeroesStayInTheCache) =>
                 {
                     if drain.in_flight >= ZEROES_IN_FLIGHT {
                         return false;
@@ -172,7 +175,12 @@ impl Drain {
                 Lookup::At(position) => {
                     let dirty = (position..position + n).position(|p| ground.marks().is_dirty(p));
                     if let Some(skip) = dirty {
-                        return self.read_blocks(ground, d, at + skip as u64..end, uncommitted.is_some());
+                        return self.read_blocks(
+                            ground,
+                            d,
+                            at + skip as u64..end,
+                            uncommitted.is_some(),
+                        );
                     }
                 }
                 _ => {}
@@ -215,7 +223,8 @@ impl Drain {
         let block = BLOCK_BYTES as u64;
         let id = self.objects[d].volume;
         let (offset, len) = (first * block, u64::from(n) * block);
-        let keep = ground.volume(id).ledger().flags(object_of(first)).contains(ObjectFlags::ZERO_KEEP);
+        let keep =
+            ground.volume(id).ledger().flags(object_of(first)).contains(ObjectFlags::ZERO_KEEP);
         let op = match keep {
             true => BackendOp::WriteZeroes { offset, len },
             false => BackendOp::Discard { offset, len },
@@ -254,7 +263,8 @@ impl Drain {
         }
     }
 
-    /// The backend may have lost what it got of the objects that are being drained: they are drained again.
+    /// The backend may have lost what it got of the objects that are being drained: they are
+    /// drained again.
     pub(super) fn distrust_objects(&mut self, id: VolumeId) {
         for &d in &self.volumes.of(id).objects {
             self.objects[d].failed = true;
@@ -306,7 +316,8 @@ impl Drain {
         self.spare_written.push(drain.written);
     }
 
-    /// The backend has on stable media what the drain has written of the object: it is clean, as far as it was not changed meanwhile.
+    /// The backend has on stable media what the drain has written of the object: it is clean, as
+    /// far as it was not changed meanwhile.
     fn finish_written(&mut self, ground: &mut Ground, drain: &mut ObjectDrain) {
         let (id, object) = (drain.volume, drain.entry.object);
         let mut drained = 0;
@@ -316,7 +327,8 @@ impl Drain {
                 Cleaned::Superseded => {}
                 // The groups began while it was on its way: theirs has to hold it all the same.
                 Cleaned::Needed(group) => {
-                    drain.left_out = LeftOut::with(drain.left_out, self.sequence_of(ground, id, group));
+                    drain.left_out =
+                        LeftOut::with(drain.left_out, self.sequence_of(ground, id, group));
                 }
                 Cleaned::Clean { was_dirty } => drained += u64::from(was_dirty),
             }
@@ -334,12 +346,14 @@ impl Drain {
             queue.look_again();
         }
         if let Some(left_out) = drain.left_out {
-            // What was left out counts as newer than what is committed, also where its group ends with the same record.
+            // What was left out counts as newer than what is committed, also where its group ends
+            // with the same record.
             let then_first = (drain.committed + 1).min(left_out.some);
             let entry = DirtyObject { first_sequence, drain_from: left_out.some, ..drain.entry };
             let entry = match entry.then_first > entry.first_sequence {
-                // What an earlier drain has left out is still on its way, and its promise stands: to wait for what this one has
-                // left out instead would let an object that is written all the time keep the redo for ever.
+                // What an earlier drain has left out is still on its way, and its promise stands:
+                // to wait for what this one has left out instead would let an object that is
+                // written all the time keep the redo for ever.
                 true if entry.wait_for > volume.progress().drainable() => entry,
                 earlier => DirtyObject {
                     first_sequence: if earlier { entry.then_first } else { entry.first_sequence },

@@ -23,8 +23,8 @@ pub(super) struct Piece {
     first: u64,
     blocks: u32,
     positions: [Position; PIECE_BLOCKS],
-    /// Number of the first segment that was opened after these positions were looked up: in that one or a later one they
-    /// are other places.
+    /// Number of the first segment that was opened after these positions were looked up: in that
+    /// one or a later one they are other places.
     opened: u64,
     reads: u32,
     bad: bool,
@@ -41,7 +41,8 @@ impl Piece {
 }
 
 impl Drain {
-    /// Reads the dirty blocks that follow each other from the first of `blocks` into one piece; false if there is no buffer for it.
+    /// Reads the dirty blocks that follow each other from the first of `blocks` into one piece;
+    /// false if there is no buffer for it.
     pub(super) fn read_blocks(
         &mut self,
         ground: &mut Ground,
@@ -76,9 +77,15 @@ impl Drain {
         true
     }
 
-    /// Where the drain reads a block: its dirty copy, or with `frozen` the older one that a cut needs. `None` if it has none
-    /// to bring to the image now.
-    fn copy_to_drain(&self, ground: &Ground, id: VolumeId, block: u64, frozen: bool) -> Option<Position> {
+    /// Where the drain reads a block: its dirty copy, or with `frozen` the older one that a cut
+    /// needs. `None` if it has none to bring to the image now.
+    fn copy_to_drain(
+        &self,
+        ground: &Ground,
+        id: VolumeId,
+        block: u64,
+        frozen: bool,
+    ) -> Option<Position> {
         let ledger = ground.volume(id).ledger();
         let newer = ledger.uncommitted(block, 1).0.is_some();
         let found = match (frozen, newer) {
@@ -148,16 +155,23 @@ impl Drain {
         }
     }
 
-    /// Whether all blocks of a piece are where they were: what has been moved meanwhile has left its place to others.
+    /// Whether all blocks of a piece are where they were: what has been moved meanwhile has left
+    /// its place to others.
     fn is_still_there(&self, ground: &Ground, piece: &Piece) -> bool {
         let ledger = ground.volume(self.objects[piece.drain].volume).ledger();
-        let Some(index) = (if piece.frozen { ledger.cut_index() } else { Some(ledger.index()) }) else {
+        let Some(index) = (if piece.frozen { ledger.cut_index() } else { Some(ledger.index()) })
+        else {
             return false;
         };
         let is_there = |position, block| {
-            index.lookup(block) == Lookup::At(position) && ground.space().life_of(position) < piece.opened
+            index.lookup(block) == Lookup::At(position)
+                && ground.space().life_of(position) < piece.opened
         };
-        piece.positions().iter().zip(piece.first..).all(|(&position, block)| is_there(position, block))
+        piece
+            .positions()
+            .iter()
+            .zip(piece.first..)
+            .all(|(&position, block)| is_there(position, block))
     }
 
     /// Sends a piece to the backend.
@@ -188,7 +202,11 @@ impl Drain {
             ground.volume_mut(id).backend_mut().note_drained(now, bytes);
             let blocks = (piece.first..).zip(piece.positions());
             let opened = piece.opened;
-            drain.note_written(blocks.map(|(block, &position)| Written { block, position, opened }));
+            drain.note_written(blocks.map(|(block, &position)| Written {
+                block,
+                position,
+                opened,
+            }));
         }
         self.release_piece(ground, index, result.is_ok());
     }

@@ -1,6 +1,7 @@
 //! The queue of objects with something to drain, the oldest first.
 //!
-//! An object with the flag [`ObjectFlags::QUEUED`] is in the queue, and only this file sets and clears that flag.
+//! An object with the flag [`ObjectFlags::QUEUED`] is in the queue, and only this file sets and
+//! clears that flag.
 
 use crate::api::Nanos;
 use crate::base::mutation::mutated;
@@ -18,7 +19,8 @@ pub(super) struct DirtyObject {
     /// Oldest record that may have dirtied it.
     pub(super) first_sequence: u64,
     pub(super) since: Nanos,
-    /// Nothing of it can be drained before everything up to this sequence is committed (grouped drain).
+    /// Nothing of it can be drained before everything up to this sequence is committed (grouped
+    /// drain).
     pub(super) drain_from: u64,
     /// When everything up to this sequence is committed, `first_sequence` becomes `then_first`.
     pub(super) wait_for: u64,
@@ -27,7 +29,8 @@ pub(super) struct DirtyObject {
 }
 
 impl DirtyObject {
-    /// An object that is dirty since the record `sequence`, and that nothing but the order of the queue keeps from the drain.
+    /// An object that is dirty since the record `sequence`, and that nothing but the order of the
+    /// queue keeps from the drain.
     pub(super) fn since(object: u32, sequence: u64, now: Nanos) -> DirtyObject {
         let (first_sequence, then_first) = (sequence, sequence);
         DirtyObject { object, first_sequence, since: now, drain_from: 0, wait_for: 0, then_first }
@@ -67,9 +70,12 @@ impl Queue {
         self.cursor = 0;
     }
 
-    /// Finds the first object from the cursor on for which `is_free` holds, and goes on there the next time: its place, and since when
-    /// it is dirty.
-    pub(super) fn find(&mut self, is_free: impl Fn(&DirtyObject) -> bool) -> Option<(usize, Nanos)> {
+    /// Finds the first object from the cursor on for which `is_free` holds, and goes on there the
+    /// next time: its place, and since when it is dirty.
+    pub(super) fn find(
+        &mut self,
+        is_free: impl Fn(&DirtyObject) -> bool,
+    ) -> Option<(usize, Nanos)> {
         let from = self.cursor.min(self.objects.len());
         let at = self.objects.range(from..).position(is_free).map(|n| from + n);
         self.cursor = at.unwrap_or(self.objects.len());
@@ -92,7 +98,8 @@ impl Queue {
         taken
     }
 
-    /// Takes an object out. A queue that was long once, as after a discard of the whole volume, gives its memory back.
+    /// Takes an object out. A queue that was long once, as after a discard of the whole volume,
+    /// gives its memory back.
     fn take(&mut self, at: usize) -> DirtyObject {
         let taken = self.objects.remove(at).expect("it was found in the queue");
         let (len, room) = (self.objects.len(), self.objects.capacity());
@@ -109,13 +116,20 @@ impl Queue {
             let queued = self.take(at.expect("an object with the flag is in the queue"));
             let (wait_for, then_first) = match () {
                 // What is newer than the promise of the one does not touch it.
-                () if queued.first_sequence >= entry.then_first => (entry.wait_for, entry.then_first),
-                () if entry.first_sequence >= queued.then_first => (queued.wait_for, queued.then_first),
-                () => (entry.wait_for.max(queued.wait_for), entry.then_first.min(queued.then_first)),
+                () if queued.first_sequence >= entry.then_first => {
+                    (entry.wait_for, entry.then_first)
+                }
+                () if entry.first_sequence >= queued.then_first => {
+                    (queued.wait_for, queued.then_first)
+                }
+                () => {
+                    (entry.wait_for.max(queued.wait_for), entry.then_first.min(queued.then_first))
+                }
             };
             (entry.wait_for, entry.then_first) = (wait_for, then_first);
             let older = entry.first_sequence.min(queued.first_sequence);
-            entry.first_sequence = if mutated!(RequeuedAsNewer) { queued.first_sequence } else { older };
+            entry.first_sequence =
+                if mutated!(RequeuedAsNewer) { queued.first_sequence } else { older };
             entry.since = entry.since.min(queued.since);
             entry.drain_from = entry.drain_from.min(queued.drain_from);
         }
@@ -153,10 +167,18 @@ impl Queue {
         self.cursor = 0;
     }
 
-    /// Of these objects, in order of their numbers, something is to be brought to the image as it was at `sequence`: those that are
-    /// neither in the queue nor being drained are put into it.
-    pub(super) fn hurry(&mut self, ledger: &mut Ledger, objects: &[u32], sequence: u64, now: Nanos) {
-        for dirty in self.objects.iter_mut().filter(|dirty| objects.binary_search(&dirty.object).is_ok()) {
+    /// Of these objects, in order of their numbers, something is to be brought to the image as it
+    /// was at `sequence`: those that are neither in the queue nor being drained are put into it.
+    pub(super) fn hurry(
+        &mut self,
+        ledger: &mut Ledger,
+        objects: &[u32],
+        sequence: u64,
+        now: Nanos,
+    ) {
+        for dirty in
+            self.objects.iter_mut().filter(|dirty| objects.binary_search(&dirty.object).is_ok())
+        {
             dirty.drain_from = dirty.drain_from.min(sequence);
         }
         self.cursor = 0;
@@ -167,8 +189,8 @@ impl Queue {
         }
     }
 
-    /// Goes through the objects that are dirty since `sequence` or before: those for which `is_clean` holds leave the queue, the
-    /// others are dirty since the record after it.
+    /// Goes through the objects that are dirty since `sequence` or before: those for which
+    /// `is_clean` holds leave the queue, the others are dirty since the record after it.
     pub(super) fn drain_until(
         &mut self,
         ledger: &mut Ledger,
@@ -205,7 +227,12 @@ impl Queue {
     /// What waits for groups does not wait any more: it is not known which.
     pub(super) fn forget_groups(&mut self) {
         for dirty in &mut self.objects {
-            *dirty = DirtyObject { drain_from: 0, wait_for: 0, then_first: dirty.first_sequence, ..*dirty };
+            *dirty = DirtyObject {
+                drain_from: 0,
+                wait_for: 0,
+                then_first: dirty.first_sequence,
+                ..*dirty
+            };
         }
         self.cursor = 0;
     }
@@ -232,7 +259,8 @@ mod tests {
         DirtyObject { object, first_sequence, since: 0, drain_from: 0, wait_for, then_first }
     }
 
-    /// Since which record an object that is alone in the queue is dirty when everything up to `sequence` is committed.
+    /// Since which record an object that is alone in the queue is dirty when everything up to
+    /// `sequence` is committed.
     fn first_at(queued: &[DirtyObject], sequence: u64) -> u64 {
         let (mut queue, mut ledger) = (Queue::default(), Ledger::new());
         queued.iter().for_each(|&entry| queue.requeue(&mut ledger, entry));
@@ -249,13 +277,17 @@ mod tests {
         }
         for &came_back in &entries {
             for &queued in &entries {
-                let apart = |sequence| first_at(&[came_back], sequence).min(first_at(&[queued], sequence));
+                let apart =
+                    |sequence| first_at(&[came_back], sequence).min(first_at(&[queued], sequence));
                 let touched = queued.first_sequence < came_back.then_first
                     && came_back.first_sequence < queued.then_first;
                 for sequence in 2..7 {
                     let first = first_at(&[queued, came_back], sequence);
                     let exact = !touched || sequence == 2 || sequence == 6;
-                    assert!(first <= apart(sequence), "{came_back:?} with {queued:?} at {sequence}");
+                    assert!(
+                        first <= apart(sequence),
+                        "{came_back:?} with {queued:?} at {sequence}"
+                    );
                     assert!(
                         !exact || first == apart(sequence),
                         "{came_back:?} with {queued:?} at {sequence}"

@@ -1,7 +1,7 @@
 //! The bytes on the cache device (`docs/format.md` tells the same in prose).
 //!
-//! Everything is little-endian, in 4 KiB blocks, and carries the cache's uuid and a CRC-32C; what can
-//! be left over from an earlier life of a segment also carries the segment's sequence.
+//! Everything is little-endian, in 4 KiB blocks, and carries the cache's uuid and a CRC-32C; what
+//! can be left over from an earlier life of a segment also carries the segment's sequence.
 
 pub(crate) mod record;
 pub mod redo;
@@ -21,11 +21,12 @@ pub const CACHE_BYTES_MIN: u64 = 64 << 20;
 pub const CACHE_BYTES_MAX: u64 = 8 << 40;
 /// Most data blocks and entries in one record.
 pub const RECORD_ENTRIES_MAX: usize = 240;
-/// Most blocks of a summary: a segment is closed early when ranges without data would make it longer.
+/// Most blocks of a summary: a segment is closed early when ranges without data would make it
+/// longer.
 pub const SUMMARY_BLOCKS_MAX: u32 = 32;
 
-/// Nothing that the core counts (checkpoints, epochs, sequences) comes anywhere near this. What stands on a device and is
-/// larger was not written by it.
+/// Nothing that the core counts (checkpoints, epochs, sequences) comes anywhere near this. What
+/// stands on a device and is larger was not written by it.
 pub const COUNTER_MAX: u64 = 1 << 62;
 
 /// First block of the superblock's copies.
@@ -137,8 +138,8 @@ pub struct RecordHeader {
     pub segment_sequence: U64,
     /// The owner's generation of the volume.
     pub generation: U64,
-    /// Write records: number of the record in the volume's log, without gaps. Fill records: everything
-    /// up to this sequence is contained in the data. Move records: zero.
+    /// Write records: number of the record in the volume's log, without gaps. Fill records:
+    /// everything up to this sequence is contained in the data. Move records: zero.
     pub sequence: U64,
     /// Everything up to this sequence of the volume was durable when this record was built.
     pub durable_sequence: U64,
@@ -146,15 +147,17 @@ pub struct RecordHeader {
     pub checkpoint: U64,
     /// Header CRC of the volume's previous write record (write records).
     pub chain: U32,
-    /// How often the cache had been opened when the record was built. A segment may be appended to in several of
-    /// these epochs: what a later one finds behind its own records is not of its log.
+    /// How often the cache had been opened when the record was built. A segment may be appended to
+    /// in several of these epochs: what a later one finds behind its own records is not of its log.
     pub epoch: U64,
     /// Zero.
     pub reserved3: [u8; 16],
 }
 
 /// One entry of a record's header or of a summary: a data block, or a range without data.
-#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(
+    FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, PartialEq, Eq, Debug,
+)]
 #[repr(C)]
 pub struct Entry {
     /// Block of the volume (low 48 bits) and [`EntryKind`] (high 8 bits).
@@ -183,7 +186,10 @@ impl Entry {
     /// An entry for `block`.
     pub fn new(kind: EntryKind, block: u64, crc_or_len: u32) -> Entry {
         debug_assert!(block < 1 << 48);
-        Entry { block_and_kind: U64::new(block | (kind as u64) << 56), crc_or_len: U32::new(crc_or_len) }
+        Entry {
+            block_and_kind: U64::new(block | (kind as u64) << 56),
+            crc_or_len: U32::new(crc_or_len),
+        }
     }
 
     /// The (first) block of the volume.
@@ -222,7 +228,8 @@ pub enum RecordKind {
     Write = 1,
     /// Clean blocks fetched from the backend.
     Fill = 2,
-    /// Blocks moved by reclaim; old positions follow the entries. Valid only where the index still has the old position.
+    /// Blocks moved by reclaim; old positions follow the entries. Valid only where the index still
+    /// has the old position.
     Move = 3,
 }
 
@@ -397,8 +404,8 @@ pub struct VolumeItem {
     pub dirty_bytes_max: U64,
     /// Dirty blocks at the checkpoint.
     pub dirty_blocks: U64,
-    /// Cached blocks inside of the volume's zero extents. Were one of them not found again, the extent would make
-    /// it read as zero.
+    /// Cached blocks inside of the volume's zero extents. Were one of them not found again, the
+    /// extent would make it read as zero.
     pub covered_blocks: U64,
     /// Length of the name.
     pub name_len: U16,
@@ -624,8 +631,9 @@ impl Geometry {
 
     /// Blocks that a summary of so many records and entries takes.
     pub fn summary_blocks(records: usize, entries: usize) -> u32 {
-        let bytes =
-            size_of::<SummaryHeader>() + records * size_of::<SummaryRecord>() + entries * size_of::<Entry>();
+        let bytes = size_of::<SummaryHeader>()
+            + records * size_of::<SummaryRecord>()
+            + entries * size_of::<Entry>();
         bytes.div_ceil(BLOCK_BYTES) as u32
     }
 
@@ -636,7 +644,8 @@ impl Geometry {
 }
 
 /// Extents in one page.
-pub const EXTENTS_PER_PAGE: usize = (BLOCK_BYTES - size_of::<PageHeader>()) / size_of::<ExtentItem>();
+pub const EXTENTS_PER_PAGE: usize =
+    (BLOCK_BYTES - size_of::<PageHeader>()) / size_of::<ExtentItem>();
 
 /// Byte offset of a block on the device.
 pub fn byte(block: u32) -> u64 {
@@ -651,7 +660,8 @@ mod tests {
     fn geometry_fits_the_device_and_survives_the_superblock() {
         for size in [64 << 20, 100 << 20, 1 << 30, 4u64 << 30, 1 << 40, 8 << 40] {
             let g = Geometry::new([7; 16], size, None).expect("a valid size");
-            let end = u64::from(g.segments_first_block) + u64::from(g.segments) * u64::from(g.segment_blocks);
+            let end = u64::from(g.segments_first_block)
+                + u64::from(g.segments) * u64::from(g.segment_blocks);
             assert!(end <= g.device_blocks, "{g:?}");
             let sb: Superblock = open(&g.superblock()).expect("sealed");
             assert_eq!(Geometry::from_superblock(&sb), Some(g));

@@ -1,7 +1,8 @@
 //! A record's header block, as it is read back.
 
 use super::{
-    COUNTER_MAX, Entry, FORMAT_VERSION, RECORD_ENTRIES_MAX, RECORD_MAGIC, RecordHeader, RecordKind, open,
+    COUNTER_MAX, Entry, FORMAT_VERSION, RECORD_ENTRIES_MAX, RECORD_MAGIC, RecordHeader, RecordKind,
+    open,
 };
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
@@ -37,7 +38,8 @@ impl Record {
         if kind != RecordKind::Write && data != n {
             return None;
         }
-        let counters = [header.sequence, header.durable_sequence, header.checkpoint, header.segment_sequence];
+        let counters =
+            [header.sequence, header.durable_sequence, header.checkpoint, header.segment_sequence];
         if counters.iter().any(|counter| counter.get() > COUNTER_MAX) {
             return None;
         }

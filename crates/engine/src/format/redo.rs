@@ -1,8 +1,9 @@
 //! The redo of a group: what a lost cache leaves beside the image.
 //!
-//! A group's redo is a number of *frames*, each a header block and the data blocks that it names. Frames carry the
-//! cache's uuid, the owner's generation, group and number, and a checksum of everything: a reader knows by them
-//! whether each is the one that was written. `docs/format.md` tells the bytes in prose.
+//! A group's redo is a number of *frames*, each a header block and the data blocks that it names.
+//! Frames carry the cache's uuid, the owner's generation, group and number, and a checksum of
+//! everything: a reader knows by them whether each is the one that was written. `docs/format.md`
+//! tells the bytes in prose.
 
 use crate::api::BLOCK_BYTES;
 use crate::format::{self, Checked, Entry, EntryKind, FORMAT_VERSION, crc32c};
@@ -51,7 +52,8 @@ impl Checked for FrameHeader {
 }
 
 const _: () = assert!(size_of::<FrameHeader>() == 56);
-const _: () = assert!(size_of::<FrameHeader>() + FRAME_ENTRIES_MAX * size_of::<Entry>() <= BLOCK_BYTES);
+const _: () =
+    assert!(size_of::<FrameHeader>() + FRAME_ENTRIES_MAX * size_of::<Entry>() <= BLOCK_BYTES);
 
 /// Which frame of which redo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,8 +77,8 @@ pub enum Change<'a> {
     Zeroes(u64, u32, bool),
 }
 
-/// Writes the header of a frame into its first block. Data entries name the blocks behind it, in order, by the volume's
-/// block and the checksum of the content.
+/// Writes the header of a frame into its first block. Data entries name the blocks behind it, in
+/// order, by the volume's block and the checksum of the content.
 ///
 /// # Panics
 /// If there are more than [`FRAME_ENTRIES_MAX`] entries.
@@ -108,8 +110,8 @@ pub fn encode_header(out: &mut [u8], name: FrameName, entries: impl Iterator<Ite
     format::seal::<FrameHeader>(&mut out[..BLOCK_BYTES]);
 }
 
-/// Reads a frame: all of its changes, or `None` when it is not the frame of this name or damaged anywhere.
-/// `bytes` may be longer than the frame.
+/// Reads a frame: all of its changes, or `None` when it is not the frame of this name or damaged
+/// anywhere. `bytes` may be longer than the frame.
 pub fn decode(bytes: &[u8], name: FrameName) -> Option<Vec<Change<'_>>> {
     let block = bytes.get(..BLOCK_BYTES)?;
     let header: FrameHeader = format::open(block)?;
@@ -128,7 +130,8 @@ pub fn decode(bytes: &[u8], name: FrameName) -> Option<Vec<Change<'_>>> {
         return None;
     }
     let from = size_of::<FrameHeader>();
-    let entries = <[Entry]>::ref_from_bytes(&block[from..from + count * size_of::<Entry>()]).ok()?;
+    let entries =
+        <[Entry]>::ref_from_bytes(&block[from..from + count * size_of::<Entry>()]).ok()?;
     let mut changes = Vec::with_capacity(count);
     let mut data = bytes[BLOCK_BYTES..].chunks_exact(BLOCK_BYTES);
     for entry in entries {
@@ -146,7 +149,8 @@ pub fn decode(bytes: &[u8], name: FrameName) -> Option<Vec<Change<'_>>> {
     (blocks == usize::from(header.blocks.get())).then_some(changes)
 }
 
-/// The version of a frame that a newer program has written: [`decode`] does not know it, but it is not damaged.
+/// The version of a frame that a newer program has written: [`decode`] does not know it, but it is
+/// not damaged.
 pub fn newer_version(bytes: &[u8]) -> Option<u16> {
     let header: FrameHeader = format::open(bytes.get(..BLOCK_BYTES)?)?;
     format::newer(header.version).filter(|_| header.magic == FRAME_MAGIC)

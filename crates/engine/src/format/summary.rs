@@ -1,6 +1,9 @@
-//! The summary at a segment's end: its records and their entries, so that recovery and reclaim need not read the segment.
+//! The summary at a segment's end: its records and their entries, so that recovery and reclaim need
+//! not read the segment.
 
-use super::{BLOCK_BYTES, Entry, Geometry, SUMMARY_MAGIC, SummaryHeader, SummaryRecord, open, seal};
+use super::{
+    BLOCK_BYTES, Entry, Geometry, SUMMARY_MAGIC, SummaryHeader, SummaryRecord, open, seal,
+};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 

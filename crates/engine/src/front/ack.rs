@@ -15,13 +15,15 @@ use crate::ground::Ground;
 const HOLD_MAX_NS: Nanos = 1_000_000_000;
 
 impl Front {
-    /// Whether the copy at the peer has what the operation has left in the log; if not, it waits until then.
+    /// Whether the copy at the peer has what the operation has left in the log; if not, it waits
+    /// until then.
     pub(super) fn has_copy(&self, ground: &mut Ground, id: OpId) -> bool {
         let op = &self.ops[id];
         ground.has_copy(op.request.volume, id, op.sequence, op.needs_stable())
     }
 
-    /// The log has what an operation needs: the copy at the peer has to have it too, then it goes on.
+    /// The log has what an operation needs: the copy at the peer has to have it too, then it goes
+    /// on.
     pub(crate) fn go_on(&mut self, ground: &mut Ground, now: Nanos, id: OpId) {
         if !self.has_copy(ground, id) {
             return;
@@ -38,7 +40,8 @@ impl Front {
         }
     }
 
-    /// Begins a flush: everything completed before it becomes stable. Tells whether it waits for that.
+    /// Begins a flush: everything completed before it becomes stable. Tells whether it waits for
+    /// that.
     pub(crate) fn start_flush(&mut self, ground: &mut Ground, now: Nanos, id: OpId) -> bool {
         let vid = self.ops[id].request.volume;
         self.volumes.of_mut(vid).flushes = true;
@@ -56,8 +59,8 @@ impl Front {
         false
     }
 
-    /// What is published may never become stable on a dead device: the backend must have it, and its record
-    /// must no longer name the device.
+    /// What is published may never become stable on a dead device: the backend must have it, and
+    /// its record must no longer name the device.
     pub(super) fn ack_when_drained(&mut self, ground: &mut Ground, id: OpId) {
         let vid = self.ops[id].request.volume;
         let volume = ground.volume_mut(vid);
@@ -111,8 +114,8 @@ impl Front {
         self.answer(ground, id);
     }
 
-    /// Answers a change that is as safe as the mode wants it. FUA covers what was completed before it, and that may have
-    /// gone past the cache.
+    /// Answers a change that is as safe as the mode wants it. FUA covers what was completed before
+    /// it, and that may have gone past the cache.
     fn answer(&mut self, ground: &mut Ground, id: OpId) {
         // It may have waited for something else since before the copy counted.
         if !self.has_copy(ground, id) {
@@ -126,8 +129,9 @@ impl Front {
         }
     }
 
-    /// When the oldest acknowledgement of a volume that is held back is to be released, as dirty level and drain are now: the others
-    /// wait their turn after it, but none longer than [`HOLD_MAX_NS`].
+    /// When the oldest acknowledgement of a volume that is held back is to be released, as dirty
+    /// level and drain are now: the others wait their turn after it, but none longer than
+    /// [`HOLD_MAX_NS`].
     fn held_due(&self, ground: &Ground, now: Nanos, id: VolumeId) -> Option<Nanos> {
         let clients = self.volumes.of(id);
         let op = &self.ops[*clients.held.front()?];
@@ -148,7 +152,8 @@ impl Front {
         ground.ids().filter_map(|id| self.held_due(ground, now, id)).min()
     }
 
-    /// Releases held acknowledgements whose time has come, or whose reason is gone, and those that wait for the drain.
+    /// Releases held acknowledgements whose time has come, or whose reason is gone, and those that
+    /// wait for the drain.
     pub(crate) fn release(&mut self, ground: &mut Ground, now: Nanos) {
         for id in ground.places() {
             while ground.get(id).is_some()
@@ -169,8 +174,8 @@ impl Front {
         }
     }
 
-    /// Acknowledges write-through changes that the image or a committed group has, and some ahead of that while a backlog of
-    /// write-back drains.
+    /// Acknowledges write-through changes that the image or a committed group has, and some ahead
+    /// of that while a backlog of write-back drains.
     pub(crate) fn release_drained(&mut self, ground: &mut Ground, id: VolumeId) {
         let dead = ground.is_dead();
         while let Some(volume) = ground.get_mut(id) {
@@ -179,8 +184,8 @@ impl Front {
                 return; // A restart might find something older on the device and drain it over this.
             }
             let op = &self.ops[front];
-            // Where the drain is grouped, what was not acknowledged before the mode became write-back may stand in the
-            // image out of order: it is acknowledged with its group.
+            // Where the drain is grouped, what was not acknowledged before the mode became
+            // write-back may stand in the image out of order: it is acknowledged with its group.
             let ordered = !volume.progress().is_grouped() && volume.mode() == Mode::WriteBack;
             let drained = op.sequence <= volume.progress().safe() || ordered;
             if !drained && !volume.take_credit(op.request.len) {

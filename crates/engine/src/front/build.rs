@@ -25,11 +25,14 @@ impl Front {
     /// Builds and issues appends while there is something to log and room for it.
     pub(crate) fn log(&mut self, ground: &mut Ground) {
         if ground.is_at_last_checkpoint() {
-            // What is not in the last checkpoint may be lost with the power, and must not be answered.
+            // What is not in the last checkpoint may be lost with the power, and must not be
+            // answered.
             return;
         }
         while ground.log().in_flight(Stream::Log) < ground.config().appends_in_flight {
-            let Some(Pending { volume: first, durable, least }) = self.next_pending(ground) else { return };
+            let Some(Pending { volume: first, durable, least }) = self.next_pending(ground) else {
+                return;
+            };
             let is_idle = ground.log().in_flight(Stream::Log) == 0;
             if durable && !is_idle {
                 // One append that is stable by itself is cheaper than several and a sync.
@@ -44,11 +47,14 @@ impl Front {
                 self.take_from(ground, &mut builder, VolumeId(((first + i) % volumes) as u16));
             }
             self.next_volume = (first + 1) % volumes;
-            let durable = builder.ops().iter().any(|&op| self.ops[op].durable || self.ops[op].direct);
+            let durable =
+                builder.ops().iter().any(|&op| self.ops[op].durable || self.ops[op].direct);
             let alone = is_idle && ground.log().is_stable();
             let dsync = durable && (alone || mutated!(FuaCoversWhatIsBefore));
-            // The peer before the device: the way is longer, and until the device's turn comes nobody changes the buffer.
-            ground.send_records(&builder, |id, sequence| self.is_waited_for(&builder, id, sequence));
+            // The peer before the device: the way is longer, and until the device's turn comes
+            // nobody changes the buffer.
+            ground
+                .send_records(&builder, |id, sequence| self.is_waited_for(&builder, id, sequence));
             ground.issue(builder, dsync);
         }
     }
@@ -69,7 +75,9 @@ impl Front {
             let at = (self.next_volume + i) % volumes;
             let id = VolumeId(at as u16);
             let Some(volume) = ground.get(id) else { continue };
-            let Some(room) = volume.record_room().filter(|_| !volume.groups_end()) else { continue };
+            let Some(room) = volume.record_room().filter(|_| !volume.groups_end()) else {
+                continue;
+            };
             let Some(&front) = self.volumes.of(id).pending.front() else { continue };
             let op = &self.ops[front];
             let durable = op.durable || op.direct;
@@ -119,7 +127,8 @@ impl Front {
             match op.part(op.logged) {
                 Some(Part::Data(..)) if quota == 0 || room.blocks() == 0 => return,
                 Some(Part::Range(kind, ..))
-                    if kind != EntryKind::Invalidate && (ground.ranges_left() == 0 || room.ranges() == 0) =>
+                    if kind != EntryKind::Invalidate
+                        && (ground.ranges_left() == 0 || room.ranges() == 0) =>
                 {
                     return;
                 }

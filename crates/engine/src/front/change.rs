@@ -1,9 +1,9 @@
 //! Changes: writes, discards and write-zeroes, from the request to the log.
 //!
-//! The usual way is short: [`Front::start_change`] puts the operation into the volume's queue, the next
-//! append takes it along, publishing acknowledges it. Two kinds take a longer way under a lock on their
-//! blocks: unaligned changes first read the old content of their edge blocks, and direct changes
-//! (write-around, off) go to the backend instead, after cached copies were made void.
+//! The usual way is short: [`Front::start_change`] puts the operation into the volume's queue, the
+//! next append takes it along, publishing acknowledges it. Two kinds take a longer way under a lock
+//! on their blocks: unaligned changes first read the old content of their edge blocks, and direct
+//! changes (write-around, off) go to the backend instead, after cached copies were made void.
 
 use crate::api::{BLOCK_BYTES, Nanos, Op, RequestError, VolumeId};
 use crate::base::flight::OpId;
@@ -14,7 +14,8 @@ use crate::front::op::{ClientOp, Lock, Stage};
 use crate::ground::Ground;
 use std::collections::VecDeque;
 
-/// Most changes that are begun when a lock is given back, before the others wait for the one that blocks the next.
+/// Most changes that are begun when a lock is given back, before the others wait for the one that
+/// blocks the next.
 const WOKEN_MAX: usize = 32;
 
 impl Front {
@@ -31,7 +32,9 @@ impl Front {
         let vid = op.request.volume;
         let clients = self.volumes.of_mut(vid);
         let (first, end) = op.range();
-        if let Some(lock) = clients.locked_by(first, end, id).and_then(|at| clients.locks.get_mut(&at)) {
+        if let Some(lock) =
+            clients.locked_by(first, end, id).and_then(|at| clients.locks.get_mut(&at))
+        {
             lock.waiting.push_back(id);
             return;
         }
@@ -58,8 +61,8 @@ impl Front {
         ground.volume_mut(vid).recheck();
     }
 
-    /// Begins changes that have waited for a lock. Many may have waited for one block, of which the first one locks it: the work for
-    /// each lock that is given back is bounded.
+    /// Begins changes that have waited for a lock. Many may have waited for one block, of which the
+    /// first one locks it: the work for each lock that is given back is bounded.
     pub(super) fn wake(&mut self, ground: &mut Ground, vid: VolumeId, mut waiting: VecDeque<OpId>) {
         for number in 1.. {
             let Some(&next) = waiting.front() else { return };
@@ -199,7 +202,8 @@ impl Front {
                 continue;
             }
             let buf = op.request.buf.expect("a write has a buffer");
-            let whole = buf.slice((edge.block - op.first_block) as usize * BLOCK_BYTES, BLOCK_BYTES);
+            let whole =
+                buf.slice((edge.block - op.first_block) as usize * BLOCK_BYTES, BLOCK_BYTES);
             for (start, end) in [(0, from), (to, BLOCK_BYTES)] {
                 if start < end {
                     arena.copy(edge.buf.slice(start, end - start), whole.slice(start, end - start));

@@ -7,11 +7,11 @@ use crate::base::util::Slab;
 use crate::blocks::index::Position;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Reads of clients in flight to the cache device. Enough for any SSD, and few beside what a device queues: a write of the log does not
-/// wait behind all that clients may ask for.
+/// Reads of clients in flight to the cache device. Enough for any SSD, and few beside what a device
+/// queues: a write of the log does not wait behind all that clients may ask for.
 const DEVICE_READS_MAX: usize = 64;
-/// Those of one volume while clients of other volumes are there: what these ask for waits for few of them. Enough for most of what an SSD
-/// gives.
+/// Those of one volume while clients of other volumes are there: what these ask for waits for few
+/// of them. Enough for most of what an SSD gives.
 const DEVICE_READS_BESIDE_OTHERS_MAX: usize = 16;
 /// The clients of a volume are alone after so many requests without one of another volume.
 const REQUESTS_ALONE: u32 = 4096;
@@ -30,11 +30,12 @@ pub(super) struct CachedRead {
     pub(super) again: bool,
 }
 
-/// Reads of clients that wait for the cache device, by the volumes that they are of, which take turns.
+/// Reads of clients that wait for the cache device, by the volumes that they are of, which take
+/// turns.
 pub(super) struct DeviceReads {
     volumes: BTreeMap<VolumeId, ReadsOfVolume>,
-    /// Volumes of which one waits; the first one is next. At most [`DEVICE_READS_MAX`] / [`DEVICE_READS_BESIDE_OTHERS_MAX`] of them have
-    /// all in flight that they may.
+    /// Volumes of which one waits; the first one is next. At most [`DEVICE_READS_MAX`] /
+    /// [`DEVICE_READS_BESIDE_OTHERS_MAX`] of them have all in flight that they may.
     turns: VecDeque<VolumeId>,
     in_flight: Slab<CachedRead>,
     in_flight_count: usize,
@@ -95,11 +96,13 @@ impl DeviceReads {
         Some((self.in_flight.insert(read), read))
     }
 
-    /// The device has answered one, for a request of the volume that `volume_of` tells of its operation.
+    /// The device has answered one, for a request of the volume that `volume_of` tells of its
+    /// operation.
     pub(super) fn end(&mut self, index: u32, volume_of: impl Fn(OpId) -> VolumeId) -> CachedRead {
         let read = self.in_flight.remove(index);
         self.in_flight_count -= 1;
-        let reads = self.volumes.get_mut(&volume_of(read.op)).expect("one of its reads was in flight");
+        let reads =
+            self.volumes.get_mut(&volume_of(read.op)).expect("one of its reads was in flight");
         reads.in_flight -= 1;
         read
     }

@@ -21,7 +21,8 @@ enum Way {
 }
 
 impl Front {
-    /// A direct change whose blocks are whole: void cached copies, then the backend. True when it is no longer parked.
+    /// A direct change whose blocks are whole: void cached copies, then the backend. True when it
+    /// is no longer parked.
     pub(super) fn advance_direct(&mut self, ground: &mut Ground, now: Nanos, id: OpId) -> bool {
         match self.way(ground, now, id) {
             Way::Wait => return false,
@@ -46,12 +47,14 @@ impl Front {
         let (first, end) = op.range();
         let dead = ground.is_dead();
         if !dead && !ground.volume(vid).goes_direct() {
-            // The mode has changed while it waited: in front of a log that goes on it might wait for ever.
+            // The mode has changed while it waited: in front of a log that goes on it might wait
+            // for ever.
             return Way::Log;
         }
         if !dead && ground.has_lost(vid, first, end) {
-            // The image holds something older. Were the write to fail on its way there, that would be read:
-            // the log takes the place of what is lost at once, and the drain brings it to the image.
+            // The image holds something older. Were the write to fail on its way there, that would
+            // be read: the log takes the place of what is lost at once, and the drain brings it to
+            // the image.
             return Way::Log;
         }
         let has_redo = ground.volume(vid).has_redo() && !mutated!(DirectBesideRedo);
@@ -78,7 +81,8 @@ impl Front {
         Way::Backend
     }
 
-    /// Whether something is known of the blocks that a record has to make void first. Where no record can be, it is forgotten.
+    /// Whether something is known of the blocks that a record has to make void first. Where no
+    /// record can be, it is forgotten.
     fn has_to_invalidate(&self, ground: &mut Ground, id: OpId) -> bool {
         let op = &self.ops[id];
         let vid = op.request.volume;
@@ -107,7 +111,11 @@ impl Front {
         let block = BLOCK_BYTES as u64;
         if matches!(op.request.op, Op::Write { .. }) {
             let buf = op.request.buf.expect("a write has a buffer");
-            return self.direct_io(ground, id, BackendOp::Write { offset: op.first_block * block, buf });
+            return self.direct_io(
+                ground,
+                id,
+                BackendOp::Write { offset: op.first_block * block, buf },
+            );
         }
         for part in (0..).map_while(|n| op.part(n)) {
             let op = match part {
@@ -175,7 +183,8 @@ impl Front {
         ground.backend(Io::DirectFlush { op: id, covers }, vid, BackendOp::Flush);
     }
 
-    /// The backend has answered a flush that an operation has asked for. Tells whether what the drain has sent is to be sent again.
+    /// The backend has answered a flush that an operation has asked for. Tells whether what the
+    /// drain has sent is to be sent again.
     pub(crate) fn note_flush(
         &mut self,
         ground: &mut Ground,
@@ -195,7 +204,12 @@ impl Front {
     }
 
     /// Goes on with an operation whose flush the backend has answered.
-    pub(crate) fn flush_done(&mut self, ground: &mut Ground, id: OpId, result: Result<(), IoError>) {
+    pub(crate) fn flush_done(
+        &mut self,
+        ground: &mut Ground,
+        id: OpId,
+        result: Result<(), IoError>,
+    ) {
         let op = &self.ops[id];
         let (vid, asked) = (op.request.volume, op.request.op == Op::Flush);
         let logged = !asked && !op.direct;
@@ -204,7 +218,8 @@ impl Front {
         }
         // The client that flushes is told of a flush of ours that failed before, once.
         let lost = asked && ground.volume_mut(vid).backend_mut().take_lost();
-        let result = if lost { Err(RequestError::Io) } else { result.map_err(|_| RequestError::Io) };
+        let result =
+            if lost { Err(RequestError::Io) } else { result.map_err(|_| RequestError::Io) };
         self.complete(ground, id, result);
     }
 }

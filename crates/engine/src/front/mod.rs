@@ -62,7 +62,8 @@ struct Clients {
     locks: BTreeMap<u64, Lock>,
     /// Locked operations that wait for their barrier or for an edge buffer, as they came.
     edgeless: VecDeque<OpId>,
-    /// Locked operations that wait for the content of their edges, for their barrier, or for clean blocks.
+    /// Locked operations that wait for the content of their edges, for their barrier, or for clean
+    /// blocks.
     parked: Vec<OpId>,
     /// Edge buffers that operations of the volume hold.
     edge_buffers: usize,
@@ -95,7 +96,8 @@ impl Clients {
         !(self.parked.is_empty() && self.edgeless.is_empty())
     }
 
-    /// A change is acknowledged whose newest record is `sequence`, of a log that is built up to `built`.
+    /// A change is acknowledged whose newest record is `sequence`, of a log that is built up to
+    /// `built`.
     fn advance_acknowledged(&mut self, sequence: u64, built: u64) {
         assert!(sequence <= built, "record {sequence} is acknowledged before it is built");
         self.acknowledged = self.acknowledged.max(sequence);
@@ -137,13 +139,19 @@ impl Front {
         self.volumes.of_mut(id).acknowledged = acknowledged;
     }
 
-    /// A volume has got its backend: what an owner has flushed to its copy says nothing about clients that are still to come.
+    /// A volume has got its backend: what an owner has flushed to its copy says nothing about
+    /// clients that are still to come.
     pub(crate) fn attach(&mut self, id: VolumeId) {
         self.volumes.of_mut(id).flushes = false;
     }
 
     /// Takes a request in, which may be begun. The operation it becomes is to be started next.
-    pub(crate) fn admit(&mut self, now: Nanos, request: Request, incoming: Option<Incoming>) -> OpId {
+    pub(crate) fn admit(
+        &mut self,
+        now: Nanos,
+        request: Request,
+        incoming: Option<Incoming>,
+    ) -> OpId {
         let clients = self.volumes.of_mut(request.volume);
         clients.requests += 1;
         clients.flushes |= request.op.is_fua();
@@ -242,8 +250,8 @@ impl Front {
         ground.arriving().wakes() || ground.ids().any(|id| self.has_to_recheck(ground, id))
     }
 
-    /// What waits in a volume that serves nothing any more, apart from operations that are parked, which see it themselves, and those
-    /// in flight, which see it when they come back.
+    /// What waits in a volume that serves nothing any more, apart from operations that are parked,
+    /// which see it themselves, and those in flight, which see it when they come back.
     pub(crate) fn take_waiting(&mut self, ground: &mut Ground, id: VolumeId) -> Vec<OpId> {
         let clients = self.volumes.of_mut(id);
         let volume = ground.volume_mut(id);
@@ -264,7 +272,8 @@ impl Front {
         waiting
     }
 
-    /// The device has failed: what is not published never will be. Returns the changes that the log did not take.
+    /// The device has failed: what is not published never will be. Returns the changes that the log
+    /// did not take.
     pub(crate) fn abandon_log(&mut self, ground: &Ground) -> Vec<OpId> {
         for id in ground.ids() {
             let clients = self.volumes.of_mut(id);
@@ -281,8 +290,8 @@ impl Front {
         self.ops.iter_mut().filter(|(_, op)| unpublished(op)).map(|(id, _)| id).collect()
     }
 
-    /// A change that the log did not take goes to the backend. The log kept changes of the same blocks apart; from
-    /// now on a lock has to.
+    /// A change that the log did not take goes to the backend. The log kept changes of the same
+    /// blocks apart; from now on a lock has to.
     pub(crate) fn redirect(&mut self, ground: &mut Ground, id: OpId) {
         let op = &mut self.ops[id];
         if op.incoming.is_some() {
@@ -296,7 +305,8 @@ impl Front {
         self.park(ground, id);
     }
 
-    /// An operation that has waited for stable media, or for its copy, when the device failed: the backend has to acknowledge it.
+    /// An operation that has waited for stable media, or for its copy, when the device failed: the
+    /// backend has to acknowledge it.
     pub(crate) fn go_past_device(&mut self, ground: &mut Ground, id: OpId) {
         let op = &self.ops[id];
         if ground.volume(op.request.volume).is_copy() {
@@ -309,7 +319,12 @@ impl Front {
     }
 
     /// Completes an operation and wakes what waited for its lock.
-    pub(crate) fn complete(&mut self, ground: &mut Ground, id: OpId, result: Result<(), RequestError>) {
+    pub(crate) fn complete(
+        &mut self,
+        ground: &mut Ground,
+        id: OpId,
+        result: Result<(), RequestError>,
+    ) {
         self.release_edges(ground, id);
         let op = self.ops.remove(id);
         let vid = op.request.volume;

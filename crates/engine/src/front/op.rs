@@ -124,8 +124,8 @@ impl ClientOp {
         self.durable || self.direct || self.request.op == Op::Flush
     }
 
-    /// The newest record that its reply acknowledges; none for a flush, which follows the replies that it is about, nor for
-    /// what is in the backend's hands alone.
+    /// The newest record that its reply acknowledges; none for a flush, which follows the replies
+    /// that it is about, nor for what is in the backend's hands alone.
     pub(super) fn acknowledges(&self) -> u64 {
         if self.request.op == Op::Flush || self.direct { 0 } else { self.sequence }
     }
@@ -183,7 +183,12 @@ impl ClientOp {
             let from = start.max(at * block) - at * block;
             let to = end.min((at + 1) * block) - at * block;
             let buf = Buf { offset: 0, len: 0 };
-            (from > 0 || to < block).then_some(Edge { block: at, buf, from: from as u16, to: to as u16 })
+            (from > 0 || to < block).then_some(Edge {
+                block: at,
+                buf,
+                from: from as u16,
+                to: to as u16,
+            })
         };
         let first = edge(self.first_block);
         let last = if self.blocks > 1 { edge(self.first_block + self.blocks - 1) } else { None };

@@ -23,7 +23,8 @@ pub(super) struct MissRead {
     number: u32,
 }
 
-/// A dirty block of a read that does not verify, also when it was read again. The operation waits for what becomes of it.
+/// A dirty block of a read that does not verify, also when it was read again. The operation waits
+/// for what becomes of it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BadRead {
     op: OpId,
@@ -98,16 +99,22 @@ impl Front {
         let (volume, block) = (op.request.volume, op.first_block);
         match ground.volume(volume).ledger().index().lookup(block) {
             Lookup::At(position)
-                if op.blocks == 1 && ground.marks().crc(position) == crc && !mutated!(BlockNotGiven) =>
+                if op.blocks == 1
+                    && ground.marks().crc(position) == crc
+                    && !mutated!(BlockNotGiven) =>
             {
                 let buf = op.request.buf.expect("a read has a buffer");
-                self.read_cached(ground, CachedRead { op: id, volume, block, position, buf, again: false });
+                self.read_cached(
+                    ground,
+                    CachedRead { op: id, volume, block, position, buf, again: false },
+                );
             }
             _ => self.complete(ground, id, Err(RequestError::Invalid)),
         }
     }
 
-    /// Something that an operation has waited for is over, and whatever came of that has been begun.
+    /// Something that an operation has waited for is over, and whatever came of that has been
+    /// begun.
     pub(crate) fn is_nearer(&mut self, ground: &mut Ground, id: OpId) {
         let op = &mut self.ops[id];
         op.waiting -= 1;
@@ -168,7 +175,13 @@ impl Front {
     }
 
     /// Reads blocks that are not cached from an image, those that nobody is fetching already.
-    fn read_missing(&mut self, ground: &mut Ground, op: OpId, (volume, block): (VolumeId, u64), buf: Buf) {
+    fn read_missing(
+        &mut self,
+        ground: &mut Ground,
+        op: OpId,
+        (volume, block): (VolumeId, u64),
+        buf: Buf,
+    ) {
         let blocks = buf.len / BLOCK_BYTES as u32;
         let mut at = 0;
         while at < blocks {
@@ -203,7 +216,8 @@ impl Front {
         let found = ground.find(self.ops[op].request.volume, block, blocks);
         let absent = found.lookup() == Lookup::Absent && !found.is_hole();
         let direct = if absent { found.blocks() } else { 0 };
-        let (first, rest) = (direct as usize * BLOCK_BYTES, (blocks - direct) as usize * BLOCK_BYTES);
+        let (first, rest) =
+            (direct as usize * BLOCK_BYTES, (blocks - direct) as usize * BLOCK_BYTES);
         if direct > 0 {
             self.read_image(ground, op, (found.volume(), block), buf.slice(0, first), true);
         }
@@ -227,7 +241,8 @@ impl Front {
         }
     }
 
-    /// `absent`: the blocks are not in the volume's index, so that they may be admitted when they arrive.
+    /// `absent`: the blocks are not in the volume's index, so that they may be admitted when they
+    /// arrive.
     fn read_image(
         &mut self,
         ground: &mut Ground,
@@ -252,7 +267,13 @@ impl Front {
     }
 
     /// Notes that a read is fetching blocks that may be admitted when they arrive.
-    fn announce(&self, ground: &mut Ground, (id, block): (VolumeId, u64), blocks: u32, number: u32) {
+    fn announce(
+        &self,
+        ground: &mut Ground,
+        (id, block): (VolumeId, u64),
+        blocks: u32,
+        number: u32,
+    ) {
         let end = block + u64::from(blocks);
         let locked = self.volumes.of(id).locked_by(block, end, OpId::MAX).is_some();
         let full = ground.is_dead() || !ground.arriving().has_room(blocks);
@@ -266,8 +287,8 @@ impl Front {
         }
     }
 
-    /// The device has answered a read. What is bad of it is told by [`Front::next_bad_read`]; then [`Front::is_nearer`] is due for the
-    /// operation, which is returned.
+    /// The device has answered a read. What is bad of it is told by [`Front::next_bad_read`]; then
+    /// [`Front::is_nearer`] is due for the operation, which is returned.
     pub(crate) fn cached_done(
         &mut self,
         ground: &mut Ground,
@@ -296,8 +317,8 @@ impl Front {
         self.bad.pop_front()
     }
 
-    /// A cached block of a read does not verify: fetched again when it is clean. If it is not, the peer may have a good copy; else it
-    /// is lost.
+    /// A cached block of a read does not verify: fetched again when it is clean. If it is not, the
+    /// peer may have a good copy; else it is lost.
     fn bad_block(&mut self, ground: &mut Ground, read: CachedRead, bad: CachedRead) {
         let CachedRead { op, volume, block, position, buf, again } = bad;
         if matches!(self.ops[op].request.op, Op::Block { .. }) {
@@ -328,8 +349,9 @@ impl Front {
         self.read_blocks(ground, op, block, buf);
     }
 
-    /// The backend has answered a read. What it has brought may be admitted; then [`Front::is_nearer`] is due for the operation.
-    /// `Err` has the operation where it has brought nothing.
+    /// The backend has answered a read. What it has brought may be admitted; then
+    /// [`Front::is_nearer`] is due for the operation. `Err` has the operation where it has brought
+    /// nothing.
     pub(crate) fn miss_done(
         &mut self,
         ground: &mut Ground,
@@ -347,7 +369,8 @@ impl Front {
         if volume == own {
             self.fail_read(op);
         } else {
-            // The clone's image gives what its parent has, too. The clone may have been written meanwhile.
+            // The clone's image gives what its parent has, too. The clone may have been written
+            // meanwhile.
             self.read_image(ground, op, (own, block), buf, false);
         }
         Err(op)

@@ -13,7 +13,8 @@ use crate::log::build::{Append, Builder, RecordFields, copy_block};
 use crate::log::stable::Look;
 
 impl Ground {
-    /// Takes a buffer and starts an append in it, see [`Log::begin`]; `None` while there is no room or no buffer.
+    /// Takes a buffer and starts an append in it, see [`Log::begin`]; `None` while there is no room
+    /// or no buffer.
     pub(crate) fn begin_append(&mut self, want: Want) -> Option<Builder> {
         let buf = self.base.pools_mut().take(For::Append)?;
         match self.log.begin(&mut self.base, &mut self.space, want, buf) {
@@ -26,7 +27,13 @@ impl Ground {
     }
 
     /// Puts a block into the open record; `old` is as in [`Builder::push_data`].
-    pub(crate) fn push_block(&mut self, builder: &mut Builder, block: u64, old: Position, from: Buf) {
+    pub(crate) fn push_block(
+        &mut self,
+        builder: &mut Builder,
+        block: u64,
+        old: Position,
+        from: Buf,
+    ) {
         // The CRC is computed over the copy, which is what is written.
         let to = builder.push_data(block, 0, old);
         let crc = copy_block(&mut self.base, from, to);
@@ -68,7 +75,8 @@ impl Ground {
         self.log.issue(&mut self.base, builder, dsync);
     }
 
-    /// What becomes of the oldest append of a stream when the device has written it; see [`Log::written`].
+    /// What becomes of the oldest append of a stream when the device has written it; see
+    /// [`Log::written`].
     ///
     /// # Errors
     /// The device has failed.
@@ -124,7 +132,8 @@ impl Ground {
         self.log.seal_done(&mut self.base, &mut self.space, (segment, buf), result)
     }
 
-    /// Ends a look at who waits for stable media: begins a sync of the device if somebody must have one.
+    /// Ends a look at who waits for stable media: begins a sync of the device if somebody must have
+    /// one.
     pub(crate) fn end_look(&mut self, look: Look) {
         if self.log.end_look(look, self.base.is_dead()) {
             self.volumes_mut().for_each(|volume| volume.log_mut().begin_sync());
@@ -146,7 +155,8 @@ impl Ground {
         Ok(())
     }
 
-    /// A checkpoint is durable that holds the log up to the append `appended`, and by volume its records up to a sequence.
+    /// A checkpoint is durable that holds the log up to the append `appended`, and by volume its
+    /// records up to a sequence.
     pub(crate) fn note_checkpointed(&mut self, appended: u64, sequences: &[u64]) {
         self.log.note_stable(appended);
         for (volume, &sequence) in self.volumes.iter_mut().zip(sequences) {

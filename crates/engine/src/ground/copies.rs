@@ -1,4 +1,5 @@
-//! Second copies (RFC 9): what a peer is sent and has, and what the owner of a copy that is here may send.
+//! Second copies (RFC 9): what a peer is sent and has, and what the owner of a copy that is here
+//! may send.
 
 use crate::api::{BLOCK_BYTES, PeerOp, Room, VolumeId};
 use crate::base::flight::OpId;
@@ -22,9 +23,14 @@ impl Ground {
         }
     }
 
-    /// Sends the records of an append that is about to be written to the device, each to the peer of its volume. `durable` says of a
-    /// record of a volume whether somebody waits for it to be on stable media.
-    pub(crate) fn send_records(&mut self, builder: &Builder, durable: impl Fn(VolumeId, u64) -> bool) {
+    /// Sends the records of an append that is about to be written to the device, each to the peer
+    /// of its volume. `durable` says of a record of a volume whether somebody waits for it to be on
+    /// stable media.
+    pub(crate) fn send_records(
+        &mut self,
+        builder: &Builder,
+        durable: impl Fn(VolumeId, u64) -> bool,
+    ) {
         for (record, buf) in builder.records() {
             let (id, sequence) = (record.volume(), record.sequence());
             let volume = self.volumes[id.0 as usize].as_mut();
@@ -38,7 +44,8 @@ impl Ground {
         }
     }
 
-    /// Asks the peer to bring everything up to `sequence` to stable media, unless it has or is about to.
+    /// Asks the peer to bring everything up to `sequence` to stable media, unless it has or is
+    /// about to.
     pub(crate) fn stabilise_copy(&mut self, id: VolumeId, sequence: u64) {
         let copy = self.volume_mut(id).copy_mut();
         if let Some(sequence) = copy.and_then(|copy| copy.ask(sequence)) {
@@ -46,8 +53,8 @@ impl Ground {
         }
     }
 
-    /// Whether the copy at the peer has what an operation has left in the log up to the record `sequence`, on `stable` media if
-    /// that is needed; if not, the operation waits until then.
+    /// Whether the copy at the peer has what an operation has left in the log up to the record
+    /// `sequence`, on `stable` media if that is needed; if not, the operation waits until then.
     pub(crate) fn has_copy(&mut self, id: VolumeId, op: OpId, sequence: u64, stable: bool) -> bool {
         let volume = self.volume_mut(id);
         let refuses = volume.is_refusing();
@@ -65,12 +72,13 @@ impl Ground {
         false
     }
 
-    /// Whether the copy at the peer has, on stable media, what this part of the drain takes to the backend; if not, the part waits
-    /// until then.
+    /// Whether the copy at the peer has, on stable media, what this part of the drain takes to the
+    /// backend; if not, the part waits until then.
     pub(crate) fn has_drained_copy(&mut self, part: Waiting) -> bool {
         let (id, sequence) = (part.volume(), part.sequence());
         let volume = self.volume_mut(id);
-        let has = volume.copy().is_none_or(|copy| copy.has(sequence, true)) || mutated!(DrainBeforePeer);
+        let has =
+            volume.copy().is_none_or(|copy| copy.has(sequence, true)) || mutated!(DrainBeforePeer);
         if has {
             volume.progress_mut().advance_sent(sequence);
             return true;
@@ -102,7 +110,8 @@ impl Ground {
         }
     }
 
-    /// Puts a record of the owner's, which is in `buf`, into an append as it is; false when there is no room for the whole of it.
+    /// Puts a record of the owner's, which is in `buf`, into an append as it is; false when there
+    /// is no room for the whole of it.
     pub(crate) fn take_record(
         &mut self,
         builder: &mut Builder,

@@ -1,4 +1,5 @@
-//! What all rooms stand on: memory and effects, where blocks are, the log, and what is true of each volume.
+//! What all rooms stand on: memory and effects, where blocks are, the log, and what is true of each
+//! volume.
 //!
 //! | file | what it is about |
 //! |---|---|
@@ -73,7 +74,8 @@ pub(crate) struct Ground {
     volumes: Vec<Option<Box<Volume>>>,
 }
 
-/// What the floor below has, the ground has: memory, effects on their way out, and what is true of the device.
+/// What the floor below has, the ground has: memory, effects on their way out, and what is true of
+/// the device.
 impl Deref for Ground {
     type Target = Base;
 
@@ -112,7 +114,8 @@ impl Ground {
         &self.space
     }
 
-    /// Where blocks are, and which segments are free, to pin blocks and to change what segments are used for.
+    /// Where blocks are, and which segments are free, to pin blocks and to change what segments are
+    /// used for.
     pub(crate) fn space_mut(&mut self) -> &mut Space {
         &mut self.space
     }
@@ -203,8 +206,13 @@ impl Ground {
         self.volumes().any(|volume| volume.spec().name == name)
     }
 
-    /// Gives a volume the lowest number that is free, and that `is_taken` does not say is another's, if there is one.
-    pub(crate) fn insert(&mut self, volume: Volume, is_taken: impl Fn(VolumeId) -> bool) -> Option<VolumeId> {
+    /// Gives a volume the lowest number that is free, and that `is_taken` does not say is
+    /// another's, if there is one.
+    pub(crate) fn insert(
+        &mut self,
+        volume: Volume,
+        is_taken: impl Fn(VolumeId) -> bool,
+    ) -> Option<VolumeId> {
         let is_free = |id: &VolumeId| self.get(*id).is_none() && !is_taken(*id);
         let next = VolumeId(self.volumes.len() as u16);
         let id = self.places().find(is_free).unwrap_or(next);
@@ -240,11 +248,15 @@ impl Ground {
     }
 
     pub(crate) fn volume(&self, id: VolumeId) -> &Volume {
-        self.volumes[id.0 as usize].as_ref().expect("the volume exists while something of it is in flight")
+        self.volumes[id.0 as usize]
+            .as_ref()
+            .expect("the volume exists while something of it is in flight")
     }
 
     pub(crate) fn volume_mut(&mut self, id: VolumeId) -> &mut Volume {
-        self.volumes[id.0 as usize].as_mut().expect("the volume exists while something of it is in flight")
+        self.volumes[id.0 as usize]
+            .as_mut()
+            .expect("the volume exists while something of it is in flight")
     }
 
     /// Where the blocks of a volume are, to be changed.
@@ -272,13 +284,15 @@ impl Ground {
 
     fn extents(&self) -> Extents {
         let volumes = self.volumes.iter();
-        extents::collect(volumes.map(|v| v.as_ref().map(|volume| (volume.ledger(), volume.is_failed()))))
+        extents::collect(
+            volumes.map(|v| v.as_ref().map(|volume| (volume.ledger(), volume.is_failed()))),
+        )
     }
 
     /// The extents of a checkpoint of the state now; `None` while there are too many of them.
     ///
-    /// Ranges are limited when they are admitted, but a drain in the wrong order can split one into many.
-    /// Lost blocks that are too many to be named make their volume fail as a whole.
+    /// Ranges are limited when they are admitted, but a drain in the wrong order can split one into
+    /// many. Lost blocks that are too many to be named make their volume fail as a whole.
     pub(crate) fn extents_that_fit(&mut self) -> Option<Extents> {
         let max = self.base.geo().extents_max();
         loop {
@@ -295,8 +309,9 @@ impl Ground {
         }
     }
 
-    /// Whether new ranges must wait for room in checkpoints. What is pending is an upper bound; it is
-    /// counted only when somebody would have to wait, and once for each change of the real number.
+    /// Whether new ranges must wait for room in checkpoints. What is pending is an upper bound; it
+    /// is counted only when somebody would have to wait, and once for each change of the real
+    /// number.
     pub(crate) fn extents_are_full(&mut self) -> bool {
         self.count_extents(1);
         self.ranges_left() == 0
@@ -325,14 +340,15 @@ impl Ground {
         self.budget.quota_of_another(&self.space)
     }
 
-    /// Drops what the cache holds of a range, as a record says. Dirty blocks go too: the caller knows why.
+    /// Drops what the cache holds of a range, as a record says. Dirty blocks go too: the caller
+    /// knows why.
     pub(crate) fn drop_blocks(&mut self, id: VolumeId, first: u64, blocks: u64) {
         let (ledger, space) = self.ledger_and_space(id);
         ledger.forget(space, first, blocks);
     }
 
-    /// Drops what the cache holds of a range, without a record that says so: a crash may bring it back
-    /// until the next checkpoint.
+    /// Drops what the cache holds of a range, without a record that says so: a crash may bring it
+    /// back until the next checkpoint.
     pub(crate) fn forget_blocks(&mut self, id: VolumeId, first: u64, blocks: u64) {
         self.note_forgotten(id);
         self.drop_blocks(id, first, blocks);
@@ -344,7 +360,8 @@ impl Ground {
         self.volume_mut(id).forget_until(next);
     }
 
-    /// Blocks have changed: what of them is on its way into the read cache is not the newest any more. Returns how many blocks were.
+    /// Blocks have changed: what of them is on its way into the read cache is not the newest any
+    /// more. Returns how many blocks were.
     pub(crate) fn overtake(&mut self, id: VolumeId, first: u64, blocks: u64) -> u64 {
         let overtaken = self.arriving.overtake(id, first, blocks);
         if overtaken > 0 {
@@ -386,9 +403,10 @@ impl Ground {
         }
     }
 
-    /// A dirty block has no good copy left and the cache device cannot record that. The volume answers
-    /// nothing any more: what the image holds is older than what its clients have seen. It keeps its place in
-    /// the image's record (see [`Engine::disown`](crate::Engine::disown)), so that a restart does not serve the image either.
+    /// A dirty block has no good copy left and the cache device cannot record that. The volume
+    /// answers nothing any more: what the image holds is older than what its clients have seen. It
+    /// keeps its place in the image's record (see [`Engine::disown`](crate::Engine::disown)), so
+    /// that a restart does not serve the image either.
     pub(crate) fn fail(&mut self, id: VolumeId) {
         let volume = self.volume_mut(id);
         if volume.fail() {
@@ -405,7 +423,12 @@ impl Ground {
     }
 
     /// Remembers whether the backend works.
-    pub(crate) fn note_backend_result(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
+    pub(crate) fn note_backend_result(
+        &mut self,
+        now: Nanos,
+        id: VolumeId,
+        result: Result<(), IoError>,
+    ) {
         let volume = self.volume_mut(id);
         volume.backend_mut().note_result(now, result);
         volume.count_mut().backend_errors += u64::from(result.is_err());
@@ -434,8 +457,8 @@ impl Ground {
         self.budget.blocks_left(&self.space)
     }
 
-    /// Whether any of the blocks is dirty. What is on its way to the image stays so until it is flushed there, and zeroes are
-    /// forgotten then.
+    /// Whether any of the blocks is dirty. What is on its way to the image stays so until it is
+    /// flushed there, and zeroes are forgotten then.
     pub(crate) fn has_dirty(&self, id: VolumeId, first: u64, end: u64) -> bool {
         let volume = self.volume(id);
         if volume.ledger().dirty() == 0 && !volume.is_dirty() {
@@ -485,7 +508,8 @@ impl Ground {
     }
 }
 
-/// Whether `is` holds of any stretch of the blocks: it is told what is known of a stretch, and how many blocks that has.
+/// Whether `is` holds of any stretch of the blocks: it is told what is known of a stretch, and how
+/// many blocks that has.
 fn any(index: &VolumeIndex, blocks: Range<u64>, is: impl Fn(Lookup, u32) -> bool) -> bool {
     let mut at = blocks.start;
     while at < blocks.end {

@@ -17,7 +17,8 @@ pub(crate) enum Task {
     Snapshot { control: u64, step: Step },
     /// Taking another size.
     Resize(Resize),
-    /// Letting go of the backend, if that has come about by `until`: with `stopping` nothing is sent to it any more.
+    /// Letting go of the backend, if that has come about by `until`: with `stopping` nothing is
+    /// sent to it any more.
     Detach { control: u64, stopping: bool, until: Nanos },
     /// Throwing away what a replica holds, to begin with the record after `base`.
     Begin { control: u64, begin: Begin },
@@ -54,18 +55,19 @@ pub(crate) enum Stage {
     Drains,
     /// The image, and with it the redo, which may hold something beyond the new end.
     Drain { sequence: u64 },
-    /// A durable checkpoint that knows nothing beyond the new end: else a restart could find newer data there than in an image
-    /// that ends before it.
+    /// A durable checkpoint that knows nothing beyond the new end: else a restart could find newer
+    /// data there than in an image that ends before it.
     Checkpoint { number: u64 },
     /// The backend.
     Backend,
-    /// A durable checkpoint with the size that the image has in the end: a restart takes what is in the log beyond the end that
-    /// it knows for damaged, so that nobody may write there before.
+    /// A durable checkpoint with the size that the image has in the end: a restart takes what is in
+    /// the log beyond the end that it knows for damaged, so that nobody may write there before.
     Recorded { number: u64, result: Result<(), ControlError> },
 }
 
 impl Resize {
-    /// From `old_bytes` to `size_bytes`. What becomes smaller begins with the cache, what becomes larger with the image.
+    /// From `old_bytes` to `size_bytes`. What becomes smaller begins with the cache, what becomes
+    /// larger with the image.
     pub(crate) fn new(control: u64, old_bytes: u64, size_bytes: u64) -> Resize {
         let stage = if size_bytes < old_bytes { Stage::Requests } else { Stage::Backend };
         Resize { control, stage, size_bytes, old_bytes }
@@ -91,7 +93,8 @@ impl Resize {
         self.size_bytes
     }
 
-    /// The size of what the cache may hold something of meanwhile, if it is another one than the volume's.
+    /// The size of what the cache may hold something of meanwhile, if it is another one than the
+    /// volume's.
     pub(crate) fn held_bytes(&self) -> Option<u64> {
         match self.stage {
             Stage::Requests | Stage::Drains => Some(self.old_bytes),

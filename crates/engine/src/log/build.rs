@@ -6,8 +6,8 @@ use crate::base::mem::Buf;
 use crate::base::shared::Base;
 use crate::blocks::index::Position;
 use crate::format::{
-    self, Entry, EntryKind, FORMAT_VERSION, Geometry, RECORD_ENTRIES_MAX, RECORD_MAGIC, RecordHeader,
-    RecordKind, SUMMARY_BLOCKS_MAX, Stream, crc32c,
+    self, Entry, EntryKind, FORMAT_VERSION, Geometry, RECORD_ENTRIES_MAX, RECORD_MAGIC,
+    RecordHeader, RecordKind, SUMMARY_BLOCKS_MAX, Stream, crc32c,
 };
 use crate::log::sequences::Sequences;
 use zerocopy::IntoBytes;
@@ -111,7 +111,9 @@ impl Built {
 impl Append {
     /// Its records, each with its entries.
     pub(crate) fn records(&self) -> impl Iterator<Item = (&Built, &[BuiltEntry])> {
-        self.records.iter().map(|record| (record, &self.entries[record.first as usize..record.end as usize]))
+        self.records
+            .iter()
+            .map(|record| (record, &self.entries[record.first as usize..record.end as usize]))
     }
 
     /// Operations that have parts in it.
@@ -189,12 +191,14 @@ pub(crate) struct RecordFields {
 }
 
 impl RecordFields {
-    /// Of the next record of a volume: its generation, the record's sequence, and how far the volume's log is.
+    /// Of the next record of a volume: its generation, the record's sequence, and how far the
+    /// volume's log is.
     pub(crate) fn next(generation: u64, sequence: u64, log: &Sequences) -> RecordFields {
         RecordFields { generation, sequence, durable_sequence: log.durable(), chain: log.chain() }
     }
 
-    /// Of a record that takes no sequence: everything up to what the log has published had its say in it.
+    /// Of a record that takes no sequence: everything up to what the log has published had its say
+    /// in it.
     pub(crate) fn beside(generation: u64, log: &Sequences) -> RecordFields {
         let (sequence, durable_sequence) = (log.published(), log.durable());
         RecordFields { generation, sequence, durable_sequence, chain: 0 }
@@ -212,7 +216,8 @@ impl Builder {
         &self.append.ops
     }
 
-    /// An operation has a part in the open record. Tells whether it has had none before in this append.
+    /// An operation has a part in the open record. Tells whether it has had none before in this
+    /// append.
     pub(crate) fn push_op(&mut self, op: OpId) -> bool {
         let is_new = self.append.ops.last() != Some(&op);
         if is_new {
@@ -226,12 +231,14 @@ impl Builder {
         self.append.repairs = true;
     }
 
-    /// Whether `blocks` more blocks with `entries` more entries fit (with their share of the summary).
+    /// Whether `blocks` more blocks with `entries` more entries fit (with their share of the
+    /// summary).
     pub(super) fn fits(&self, blocks: u32, records: usize, entries: usize) -> bool {
         let summary = Geometry::summary_blocks(self.records + records, self.entries + entries);
         summary <= SUMMARY_BLOCKS_MAX
             && self.block + blocks + summary <= self.segment_blocks
-            && (self.block + blocks - self.first_block) as usize * BLOCK_BYTES <= self.buf.len as usize
+            && (self.block + blocks - self.first_block) as usize * BLOCK_BYTES
+                <= self.buf.len as usize
     }
 
     /// Room for a new record with at least one data block.
@@ -242,7 +249,8 @@ impl Builder {
     /// Room for one more entry, with data, in the open record.
     pub(crate) fn has_room_for_entry(&self) -> bool {
         let record = self.record.expect("a record is open");
-        (self.append.entries.len() - record.first as usize) < RECORD_ENTRIES_MAX && self.fits(1, 0, 1)
+        (self.append.entries.len() - record.first as usize) < RECORD_ENTRIES_MAX
+            && self.fits(1, 0, 1)
     }
 
     /// Room for a new record with so many data blocks and entries.

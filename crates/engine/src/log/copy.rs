@@ -1,5 +1,5 @@
-//! The second copy of a volume's log at its peer, as the owner knows it (RFC 9): how far it is, what it has room for, and who waits
-//! for it.
+//! The second copy of a volume's log at its peer, as the owner knows it (RFC 9): how far it is,
+//! what it has room for, and who waits for it.
 //!
 //! Who the peer is, when its copy is whole, and what the ownership record says is not decided here.
 
@@ -10,8 +10,8 @@ use crate::format::{Entry, EntryKind};
 use crate::log::stable::Waiting;
 use std::collections::VecDeque;
 
-/// Bytes of records that the peer has not confirmed, of one volume; at more, its log waits. A peer that does not read stops
-/// acknowledgements of its volume, not memory and not the other volumes.
+/// Bytes of records that the peer has not confirmed, of one volume; at more, its log waits. A peer
+/// that does not read stops acknowledgements of its volume, not memory and not the other volumes.
 pub(crate) const WINDOW_BYTES: u64 = 8 << 20;
 /// With room for fewer ranges of zeroes than this at the peer the drain is in a hurry.
 const RANGES_SHORT: u64 = 8;
@@ -26,7 +26,8 @@ pub(crate) struct SecondCopy {
     /// Newest record in its log, and on its stable media.
     logged: u64,
     stable: u64,
-    /// What it was asked to bring to stable media, and what it will be asked for when it has done so.
+    /// What it was asked to bring to stable media, and what it will be asked for when it has done
+    /// so.
     asked: u64,
     wanted: u64,
     /// Records that it has not confirmed, with the room that they take, and their sum.
@@ -65,8 +66,8 @@ impl RecordRoom {
 }
 
 impl SecondCopy {
-    /// What it counts for from now on. It gets the records behind `built` if it got none before. Tells whether it gets records, or its
-    /// records, anew.
+    /// What it counts for from now on. It gets the records behind `built` if it got none before.
+    /// Tells whether it gets records, or its records, anew.
     pub(crate) fn set_pairing(&mut self, pairing: Pairing, built: u64) {
         let begins = !self.sends;
         self.sends = matches!(pairing, Pairing::Filling | Pairing::Paired);
@@ -80,7 +81,8 @@ impl SecondCopy {
         }
     }
 
-    /// The peer says how far it is. Returns what it is to be asked for now, see [`SecondCopy::ask`].
+    /// The peer says how far it is. Returns what it is to be asked for now, see
+    /// [`SecondCopy::ask`].
     pub(crate) fn confirm(&mut self, have: Have) -> Option<u64> {
         self.logged = self.logged.max(have.logged);
         self.stable = self.stable.max(have.stable);
@@ -94,8 +96,9 @@ impl SecondCopy {
         self.ask(wanted)
     }
 
-    /// Everything up to `sequence` is to be on the peer's stable media. Returns what it is to be asked for, if not that has been
-    /// asked for already: what is wanted while it is being asked is asked for together.
+    /// Everything up to `sequence` is to be on the peer's stable media. Returns what it is to be
+    /// asked for, if not that has been asked for already: what is wanted while it is being asked is
+    /// asked for together.
     pub(crate) fn ask(&mut self, sequence: u64) -> Option<u64> {
         if !self.sends || sequence <= self.asked.max(self.stable) {
             return None;
@@ -121,8 +124,9 @@ impl SecondCopy {
         }
     }
 
-    /// What the next record may have, so that the peer keeps up and has room for all that is sent: without that rule it might
-    /// be full of what gets clean only by what it has no room for. `None` if there is to be no record now.
+    /// What the next record may have, so that the peer keeps up and has room for all that is sent:
+    /// without that rule it might be full of what gets clean only by what it has no room for.
+    /// `None` if there is to be no record now.
     pub(crate) fn record_room(&self) -> Option<RecordRoom> {
         if !self.sends {
             return Some(RecordRoom::UNBOUNDED);
@@ -151,7 +155,8 @@ impl SecondCopy {
         self.counts && self.sends
     }
 
-    /// It is being parted with: whatever was acknowledged has to be stable when the record says that the peer is gone.
+    /// It is being parted with: whatever was acknowledged has to be stable when the record says
+    /// that the peer is gone.
     pub(crate) fn is_parting(&self) -> bool {
         self.counts && !self.sends
     }
@@ -181,7 +186,8 @@ impl SecondCopy {
         self.ops.push(op);
     }
 
-    /// The part of the drain goes on when the copy has on stable media what it takes to the backend.
+    /// The part of the drain goes on when the copy has on stable media what it takes to the
+    /// backend.
     pub(crate) fn defer(&mut self, part: Waiting) {
         self.parts.push(part);
     }
@@ -238,7 +244,10 @@ impl Incoming {
 
     /// What it takes of what its owner was told.
     pub(crate) fn room(&self) -> Room {
-        Room { bytes: (1 + u64::from(self.blocks)) * BLOCK_BYTES as u64, ranges: u64::from(self.ranges) }
+        Room {
+            bytes: (1 + u64::from(self.blocks)) * BLOCK_BYTES as u64,
+            ranges: u64::from(self.ranges),
+        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! The log: append streams, in which records are written in batches and take effect in order.
 //!
-//! A record gathers the entries of one volume behind one header; an *append* is one device write of one
-//! or more records, of any volumes. Appends of a stream may complete out of order on the device; they
-//! take effect (index updated, writes acknowledged) in the order in which they were built.
+//! A record gathers the entries of one volume behind one header; an *append* is one device write of
+//! one or more records, of any volumes. Appends of a stream may complete out of order on the
+//! device; they take effect (index updated, writes acknowledged) in the order in which they were
+//! built.
 //!
 //! | file | what it is about |
 //! |---|---|
@@ -26,7 +27,8 @@ use crate::base::util::Slab;
 use crate::blocks::space::{NONE, RESERVE_READ_CACHE, RESERVE_WRITES, Space};
 use crate::format::summary::encode_summary;
 use crate::format::{
-    self, Entry, FORMAT_VERSION, Geometry, SEGMENT_MAGIC, SegmentHeader, Stream, SummaryRecord, byte,
+    self, Entry, FORMAT_VERSION, Geometry, SEGMENT_MAGIC, SegmentHeader, Stream, SummaryRecord,
+    byte,
 };
 use crate::log::build::{Append, Builder, BuiltEntry};
 use crate::log::stable::Stable;
@@ -72,7 +74,8 @@ pub(crate) struct Log {
     spare: Vec<Append>,
     spare_summaries: Vec<(Vec<SummaryRecord>, Vec<Entry>)>,
     stable: Stable,
-    /// A segment is being packed into the last free ones, or a block is being repaired: writes must leave room for that.
+    /// A segment is being packed into the last free ones, or a block is being repaired: writes must
+    /// leave room for that.
     reclaims: bool,
     repairs: bool,
 }
@@ -156,7 +159,8 @@ impl Log {
     /// Zero ranges in records that are not published.
     pub(crate) fn unpublished_ranges(&self) -> usize {
         let log = &self.streams[Stream::Log as usize];
-        let ranges = |&i: &u32| self.appends[i].entries.iter().filter(|b| !b.entry.has_data()).count();
+        let ranges =
+            |&i: &u32| self.appends[i].entries.iter().filter(|b| !b.entry.has_data()).count();
         log.in_flight.iter().map(ranges).sum()
     }
 
@@ -190,7 +194,8 @@ impl Log {
         self.streams.each_ref().map(|s| (s.segment, s.published_block))
     }
 
-    /// Starts an append of at least one record, or gives the buffer back where there is no segment for it now.
+    /// Starts an append of at least one record, or gives the buffer back where there is no segment
+    /// for it now.
     pub(crate) fn begin(
         &mut self,
         base: &mut Base,
@@ -212,8 +217,8 @@ impl Log {
                 return Ok(builder);
             }
             self.spare.push(builder.append);
-            // A checkpoint waits until no segment is being closed; closing the next one would hold it up
-            // under load until no segment is free.
+            // A checkpoint waits until no segment is being closed; closing the next one would hold
+            // it up under load until no segment is free.
             if self.sealing.len() >= SEALING_MAX || base.checkpoints().is_held_up() {
                 return Err(buf);
             }
@@ -316,7 +321,8 @@ impl Log {
         Ok(self.appends[index].stream)
     }
 
-    /// Takes out the next append of a stream that takes effect: appends do in the order in which they were built.
+    /// Takes out the next append of a stream that takes effect: appends do in the order in which
+    /// they were built.
     pub(crate) fn next_published(&mut self, stream: Stream) -> Option<Append> {
         let &front = self.streams[stream as usize].in_flight.front()?;
         if !self.appends[front].done {
@@ -332,7 +338,8 @@ impl Log {
         front.map(|&next| std::mem::take(&mut self.appends[next].ops)).unwrap_or_default()
     }
 
-    /// The records of an append have taken effect. Tells whether everything in its stream is on stable media with it.
+    /// The records of an append have taken effect. Tells whether everything in its stream is on
+    /// stable media with it.
     pub(crate) fn note_published(&mut self, append: &Append) -> bool {
         let state = self.stream(append.stream);
         assert_eq!(append.number, state.published + 1, "appends are published in order");
@@ -359,7 +366,8 @@ impl Log {
         self.streams.iter_mut().for_each(|stream| stream.in_flight.clear());
     }
 
-    /// Closes the open segment of a stream: its summary is written when all its appends have taken effect.
+    /// Closes the open segment of a stream: its summary is written when all its appends have taken
+    /// effect.
     fn seal(&mut self, base: &mut Base, space: &mut Space, stream: Stream) {
         let spare = self.spare_summaries.pop().unwrap_or_default();
         let state = self.stream(stream);
@@ -416,7 +424,8 @@ impl Log {
         if result.is_err() || base.is_dead() {
             return Err(DeviceFailed);
         }
-        let at = self.sealing.iter().position(|s| s.segment == segment).expect("it is being sealed");
+        let at =
+            self.sealing.iter().position(|s| s.segment == segment).expect("it is being sealed");
         let mut sealing = self.sealing.swap_remove(at);
         sealing.records.clear();
         sealing.entries.clear();

@@ -1,6 +1,7 @@
 //! How far the log of one volume is.
 
-/// Sequences of records of one volume, each no larger than the one before: built, published, durable.
+/// Sequences of records of one volume, each no larger than the one before: built, published,
+/// durable.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sequences {
     built: u64,
@@ -76,7 +77,8 @@ impl Sequences {
         (self.built, self.published) = (sequence, sequence);
     }
 
-    /// Everything up to `sequence`, whose record's header has the CRC `chain`, is known and durable.
+    /// Everything up to `sequence`, whose record's header has the CRC `chain`, is known and
+    /// durable.
     pub(crate) fn restore(&mut self, sequence: u64, chain: u32) {
         *self = Sequences {
             built: sequence,

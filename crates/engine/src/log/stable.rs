@@ -110,7 +110,8 @@ impl Log {
         std::mem::take(&mut self.stable.ops).into_iter().map(|(_, op)| op)
     }
 
-    /// Begins a look at who need not wait any longer: first at parts of the drain, then at operations.
+    /// Begins a look at who need not wait any longer: first at parts of the drain, then at
+    /// operations.
     pub(crate) fn look(&mut self) -> Look {
         let log = &self.streams[Stream::Log as usize];
         let (stable, published, issued) = (log.stable, log.published, log.issued);
@@ -118,7 +119,8 @@ impl Log {
         Look { stable, published, issued, wanted, part: 0, op: 0 }
     }
 
-    /// Takes out the next part of the drain that need not wait; none does when the device is `dead`.
+    /// Takes out the next part of the drain that need not wait; none does when the device is
+    /// `dead`.
     pub(crate) fn next_stable_part(&mut self, look: &mut Look, dead: bool) -> Option<Waiting> {
         while let Some(&(append, part)) = self.stable.parts.get(look.part) {
             if append <= look.stable || dead {
@@ -144,7 +146,8 @@ impl Log {
         None
     }
 
-    /// Ends a look. Tells whether a sync is to begin, which covers what has taken effect; no other one is in flight then.
+    /// Ends a look. Tells whether a sync is to begin, which covers what has taken effect; no other
+    /// one is in flight then.
     pub(crate) fn end_look(&mut self, look: Look, dead: bool) -> bool {
         if look.wanted && self.stable.in_flight.is_some() {
             self.stable.wanted = true;

@@ -1,5 +1,6 @@
-//! Records that an owner's log has lost with its host's power and its peer's log has (RFC 9): the peer reads them as it has logged
-//! them, and the owner logs them as the records of a copy, before it serves again.
+//! Records that an owner's log has lost with its host's power and its peer's log has (RFC 9): the
+//! peer reads them as it has logged them, and the owner logs them as the records of a copy, before
+//! it serves again.
 
 use crate::api::{BLOCK_BYTES, IoError, RECORD_BLOCKS_MAX, RequestError, VolumeId};
 use crate::base::flight::{Io, OpId};
@@ -38,19 +39,23 @@ impl Peers {
         op: OpId,
         buf: Buf,
     ) -> Result<(), RequestError> {
-        let found = if ground.volume(id).is_copy() { self.place_of_record(id, sequence) } else { None };
-        let stands =
-            |&(segment, life, ..): &(u32, u64, u32, u32)| ground.space().segment(segment).life() == life;
+        let found =
+            if ground.volume(id).is_copy() { self.place_of_record(id, sequence) } else { None };
+        let stands = |&(segment, life, ..): &(u32, u64, u32, u32)| {
+            ground.space().segment(segment).life() == life
+        };
         let (segment, life, first, blocks) = found.filter(stands).ok_or(RequestError::Invalid)?;
         let position = ground.geo().segment_block(segment) + first;
         let buf = buf.slice(0, blocks as usize * BLOCK_BYTES);
         ground.space_mut().pin(position);
-        let fetch = self.fetches.insert(FetchRead { volume: id, op, sequence, position, life, buf });
+        let fetch =
+            self.fetches.insert(FetchRead { volume: id, op, sequence, position, life, buf });
         ground.read(Io::Fetch(fetch), byte(position), buf);
         Ok(())
     }
 
-    /// A record has been read: it is sent only if nothing is wrong with it. Tells the operation, and its result.
+    /// A record has been read: it is sent only if nothing is wrong with it. Tells the operation,
+    /// and its result.
     pub(crate) fn fetch_done(
         &mut self,
         ground: &mut Ground,

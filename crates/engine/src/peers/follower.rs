@@ -1,8 +1,9 @@
 //! A replica: the copy of another host's volume in this cache (RFC 9).
 //!
-//! It logs what the owner has logged, record for record, and has neither clients nor a backend until it is attached. What
-//! it holds dirty becomes clean when the owner says how far its image goes. Which record a block came with is not kept: the
-//! log is in the order of the records, so that its place there tells.
+//! It logs what the owner has logged, record for record, and has neither clients nor a backend
+//! until it is attached. What it holds dirty becomes clean when the owner says how far its image
+//! goes. Which record a block came with is not kept: the log is in the order of the records, so
+//! that its place there tells.
 
 use crate::api::{BLOCK_BYTES, RECORD_BLOCKS_MAX, Request, RequestError, VolumeId};
 use crate::blocks::index::ObjectFlags;
@@ -19,7 +20,8 @@ use std::collections::{BTreeMap, VecDeque};
 /// Behind everything that is published.
 const EVERYTHING: Place = (u64::MAX, 0);
 
-/// Records whose places are remembered one by one. Of older ones, which nobody asks for any more, two and two share theirs.
+/// Records whose places are remembered one by one. Of older ones, which nobody asks for any more,
+/// two and two share theirs.
 const PLACES_MAX: usize = 1 << 16;
 
 /// Where a record of the copy was logged.
@@ -29,7 +31,8 @@ struct Logged {
     /// Segment, and which life of it.
     segment: u32,
     life: u64,
-    /// First block, and the first one behind it. No block where several records share the place behind them.
+    /// First block, and the first one behind it. No block where several records share the place
+    /// behind them.
     first: u32,
     end: u32,
 }
@@ -40,8 +43,8 @@ impl Logged {
     }
 }
 
-/// Has every other place of the older half stand for the one before it, too: what is clean before a place is clean before a later
-/// one when the image has that record as well.
+/// Has every other place of the older half stand for the one before it, too: what is clean before a
+/// place is clean before a later one when the image has that record as well.
 fn thin_out(places: &mut VecDeque<Logged>) {
     let half = places.len() / 2;
     let mut number = 0;
@@ -59,17 +62,20 @@ fn thin_out(places: &mut VecDeque<Logged>) {
 pub(super) struct Replica {
     /// Newest record that was taken, perhaps not logged yet.
     taken: u64,
-    /// It is this host's own volume, which gets back what its log has lost: what had room once has it again, whatever the quotas.
+    /// It is this host's own volume, which gets back what its log has lost: what had room once has
+    /// it again, whatever the quotas.
     own: bool,
-    /// Records that the image may lack, oldest first: what the volume has before the end of one is of that record or
-    /// of an earlier one.
+    /// Records that the image may lack, oldest first: what the volume has before the end of one is
+    /// of that record or of an earlier one.
     places: VecDeque<Logged>,
-    /// Of objects with zeroes that are not in the image: the newest record that zeroed something in them.
+    /// Of objects with zeroes that are not in the image: the newest record that zeroed something in
+    /// them.
     zeroed: BTreeMap<u32, u64>,
 }
 
 impl Peers {
-    /// A volume takes records, from the one after `taken` on. It is this host's `own`, or the copy of another host's.
+    /// A volume takes records, from the one after `taken` on. It is this host's `own`, or the copy
+    /// of another host's.
     pub(crate) fn follow(&mut self, id: VolumeId, taken: u64, own: bool) {
         let replica = self.copies.of_mut(id);
         (replica.taken, replica.own) = (taken, own);
@@ -101,7 +107,11 @@ impl Peers {
     ///
     /// # Errors
     /// It is not, or the copy takes none now.
-    pub(crate) fn admit_record(&self, ground: &Ground, request: &Request) -> Result<Incoming, RequestError> {
+    pub(crate) fn admit_record(
+        &self,
+        ground: &Ground,
+        request: &Request,
+    ) -> Result<Incoming, RequestError> {
         let volume = ground.get(request.volume);
         let volume = volume.filter(|v| !v.is_closing() && !v.is_busy() && !ground.is_stopping());
         let volume = volume.ok_or(RequestError::Shutdown)?;
@@ -122,7 +132,8 @@ impl Peers {
         let (room, granted) = (incoming.room(), volume.reserve().granted());
         let has_room = match replica.own {
             true => {
-                room.bytes <= ground.blocks_left() * BLOCK_BYTES as u64 && room.ranges <= ground.ranges_left()
+                room.bytes <= ground.blocks_left() * BLOCK_BYTES as u64
+                    && room.ranges <= ground.ranges_left()
             }
             false => room.bytes <= granted.bytes && room.ranges <= granted.ranges,
         };
@@ -141,7 +152,8 @@ impl Peers {
         });
         let mut blocks = data.chunks(BLOCK_BYTES);
         let mut with_data = record.entries.iter().filter(|entry| entry.has_data());
-        let whole = with_data.all(|entry| blocks.next().is_some_and(|bytes| crc32c(bytes) == entry.value()));
+        let whole = with_data
+            .all(|entry| blocks.next().is_some_and(|bytes| crc32c(bytes) == entry.value()));
         if expected && inside && whole { Ok(incoming) } else { Err(RequestError::Invalid) }
     }
 
@@ -161,8 +173,8 @@ impl Peers {
         let blocks_of = |entries: &[BuiltEntry]| {
             1 + entries.iter().filter(|built| built.entry().has_data()).count() as u32
         };
-        let mut end =
-            append.end_block() - append.records().map(|(_, entries)| blocks_of(entries)).sum::<u32>();
+        let mut end = append.end_block()
+            - append.records().map(|(_, entries)| blocks_of(entries)).sum::<u32>();
         for (record, entries) in append.records() {
             let first = end;
             end += blocks_of(entries);
@@ -170,23 +182,34 @@ impl Peers {
             if record.kind() == RecordKind::Write && volume.is_some_and(|volume| volume.is_copy()) {
                 let replica = self.copies.of_mut(record.volume());
                 replica.note_zeroes(record.sequence(), entries);
-                replica.note_place(Logged { sequence: record.sequence(), segment, life, first, end });
+                replica.note_place(Logged {
+                    sequence: record.sequence(),
+                    segment,
+                    life,
+                    first,
+                    end,
+                });
             }
         }
     }
 
-    /// Where a record of a copy was logged, if that is remembered and the image is not known to have it: segment, life of that, first
-    /// block and how many.
-    pub(super) fn place_of_record(&self, id: VolumeId, sequence: u64) -> Option<(u32, u64, u32, u32)> {
+    /// Where a record of a copy was logged, if that is remembered and the image is not known to
+    /// have it: segment, life of that, first block and how many.
+    pub(super) fn place_of_record(
+        &self,
+        id: VolumeId,
+        sequence: u64,
+    ) -> Option<(u32, u64, u32, u32)> {
         self.copies.of(id).place_of_record(sequence)
     }
 
-    /// The owner's image has everything up to the record `sequence`: forgets where records up to that were logged. Returns what is clean
-    /// now: see [`Drained`].
+    /// The owner's image has everything up to the record `sequence`: forgets where records up to
+    /// that were logged. Returns what is clean now: see [`Drained`].
     pub(crate) fn drained(&mut self, ground: &Ground, id: VolumeId, sequence: u64) -> Drained<'_> {
         let replica = self.copies.of_mut(id);
         let mut place = (0, 0);
-        while let Some(logged) = replica.places.front().filter(|logged| logged.sequence <= sequence) {
+        while let Some(logged) = replica.places.front().filter(|logged| logged.sequence <= sequence)
+        {
             place = logged.behind();
             replica.places.pop_front();
         }
@@ -211,7 +234,8 @@ impl Drained<'_> {
     /// Cleans what is known of an object; tells whether that is all of it.
     pub(crate) fn clean(&mut self, ledger: &mut Ledger, space: &mut Space, object: u32) -> bool {
         let newest = self.replica.zeroed.get(&object).copied();
-        let zeroes_done = self.place == EVERYTHING || newest.is_some_and(|newest| newest <= self.sequence);
+        let zeroes_done =
+            self.place == EVERYTHING || newest.is_some_and(|newest| newest <= self.sequence);
         if ledger.flags(object).contains(ObjectFlags::ZERO_DIRTY) && zeroes_done {
             ledger.forget_zeroes(object);
             self.replica.zeroed.remove(&object);
@@ -263,7 +287,8 @@ mod tests {
         };
         let mut replica = Replica { places: (1..=8).map(logged).collect(), ..Replica::default() };
         thin_out(&mut replica.places);
-        let left: Vec<_> = replica.places.iter().map(|logged| (logged.sequence, logged.behind())).collect();
+        let left: Vec<_> =
+            replica.places.iter().map(|logged| (logged.sequence, logged.behind())).collect();
         assert_eq!(left, [2, 4, 5, 6, 7, 8].map(|n| (n, (9, n as u32 * 2 + 2))));
         assert_eq!([1, 2, 4].map(|n| replica.place_of_record(n)), [None; 3]);
         assert_eq!(replica.place_of_record(5), Some((0, 9, 10, 2)));

@@ -1,5 +1,5 @@
-//! Hosts that have copies of each other's volumes: what a copy here remembers of its owner's log, what is read for the other host, and
-//! blocks that are asked back from it (RFC 9).
+//! Hosts that have copies of each other's volumes: what a copy here remembers of its owner's log,
+//! what is read for the other host, and blocks that are asked back from it (RFC 9).
 //!
 //! | file | what it is about |
 //! |---|---|

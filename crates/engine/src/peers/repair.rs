@@ -1,5 +1,6 @@
-//! A dirty block that does not verify any more, and whose second copy is at the peer (RFC 9): the peer is asked for it, and what it
-//! sends is logged again, as a block is that reclaim moves. A read of it waits for that.
+//! A dirty block that does not verify any more, and whose second copy is at the peer (RFC 9): the
+//! peer is asked for it, and what it sends is logged again, as a block is that reclaim moves. A
+//! read of it waits for that.
 
 use crate::api::{BLOCK_BYTES, Nanos, PeerOp, VolumeId};
 use crate::base::flight::OpId;
@@ -13,7 +14,8 @@ use crate::log::build::RecordFields;
 use crate::peers::Peers;
 use std::collections::VecDeque;
 
-/// So long the peer is waited for, or room in the log; a peer that is alive answers in the time of a device read.
+/// So long the peer is waited for, or room in the log; a peer that is alive answers in the time of
+/// a device read.
 const STAGE_NS_MAX: Nanos = 2_000_000_000;
 /// Pause before what has taken too long is tried again.
 const RETRY_NS: Nanos = 500_000_000;
@@ -29,9 +31,10 @@ enum Stage {
     Asked(Nanos),
     /// A good copy is in the repairs' buffer, and room in the log is waited for until then.
     Here(Nanos),
-    /// The peer has other content. Either the peer's is newer, and its record is on its way to the log here, or the peer's is older, and
-    /// the record with ours is on its way there. When both logs have everything up to this sequence, the peer is asked once more, if
-    /// our copy still counts. That answer is believed.
+    /// The peer has other content. Either the peer's is newer, and its record is on its way to the
+    /// log here, or the peer's is older, and the record with ours is on its way there. When both
+    /// logs have everything up to this sequence, the peer is asked once more, if our copy still
+    /// counts. That answer is believed.
     Unsettled(u64),
     /// It is on its way to the log.
     Logging,
@@ -44,7 +47,8 @@ enum End {
     Good,
     /// There is no good copy of it.
     Lost,
-    /// It is not known whether there is one: it is tried again, and who reads it does not wait for that.
+    /// It is not known whether there is one: it is tried again, and who reads it does not wait for
+    /// that.
     Later(Nanos),
 }
 
@@ -138,8 +142,8 @@ impl Peers {
         self.repairs.readers.push(reader);
     }
 
-    /// The next reader that need not wait any longer. With it comes whether the block can be looked for where it is now; else nobody
-    /// knows yet whether there is a good copy.
+    /// The next reader that need not wait any longer. With it comes whether the block can be looked
+    /// for where it is now; else nobody knows yet whether there is a good copy.
     pub(crate) fn next_reader(&mut self) -> Option<(Reader, bool)> {
         self.repairs.ended.pop_front()
     }
@@ -180,9 +184,12 @@ impl Peers {
 
     /// Goes on with repairs.
     pub(crate) fn step(&mut self, ground: &mut Ground, now: Nanos) {
-        while let Some(&Repair { volume, block, crc, stage, attempts, .. }) = self.repairs.queue.front() {
+        while let Some(&Repair { volume, block, crc, stage, attempts, .. }) =
+            self.repairs.queue.front()
+        {
             let of = ground.get(volume);
-            let (sends, published) = of.map_or((false, 0), |of| (of.is_sending(), of.log().published()));
+            let (sends, published) =
+                of.map_or((false, 0), |of| (of.is_sending(), of.log().published()));
             let there = of.and_then(|of| of.copy()).map_or(0, |copy| copy.logged());
             // What is not wanted any more has nothing to lose.
             if ground.is_dead() || stage != Stage::Logging && !self.is_wanted(ground) {
@@ -215,7 +222,9 @@ impl Peers {
 
     /// The first bad block is the current one still, or a group needs it.
     fn is_wanted(&self, ground: &Ground) -> bool {
-        let Some(&Repair { volume, block, position, .. }) = self.repairs.queue.front() else { return false };
+        let Some(&Repair { volume, block, position, .. }) = self.repairs.queue.front() else {
+            return false;
+        };
         let Some(of) = ground.get(volume) else { return false };
         let frozen = || of.ledger().closed_has(block, position);
         of.ledger().index().lookup(block) == Lookup::At(position)

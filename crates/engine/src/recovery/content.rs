@@ -1,4 +1,5 @@
-//! What a cache device holds of its volumes, read while no engine runs on it: to look, to verify, to rescue.
+//! What a cache device holds of its volumes, read while no engine runs on it: to look, to verify,
+//! to rescue.
 
 use crate::api::{BLOCK_BYTES, VolumeId};
 use crate::base::device::Device;
@@ -14,7 +15,8 @@ use crate::status::{Content, DeviceStatus, RecoveryReport, Stretch, VolumeStatus
 /// Blocks that are read at once.
 const READ_BLOCKS: usize = 64;
 
-/// The volumes of a device as an engine would find them that was opened now, the log's tail included.
+/// The volumes of a device as an engine would find them that was opened now, the log's tail
+/// included.
 pub struct Contents {
     engine: Engine,
     recovery: RecoveryReport,
@@ -78,8 +80,8 @@ impl Contents {
         self.engine.ground.space().live_blocks()
     }
 
-    /// Shows everything that the device holds of a volume, in the volume's order and verified, until `see` fails.
-    /// Of a volume that is not there nothing is shown.
+    /// Shows everything that the device holds of a volume, in the volume's order and verified,
+    /// until `see` fails. Of a volume that is not there nothing is shown.
     ///
     /// # Errors
     /// That of `see`; what cannot be read is shown as [`Content::Damaged`].
@@ -95,7 +97,13 @@ impl Contents {
             for (block, blocks, found) in volume.ledger().index().runs(object) {
                 let (dirty, content) = match found {
                     Lookup::At(position) => {
-                        self.read_run(device, volume, Run { block, blocks, position }, &mut buf, see)?;
+                        self.read_run(
+                            device,
+                            volume,
+                            Run { block, blocks, position },
+                            &mut buf,
+                            see,
+                        )?;
                         continue;
                     }
                     Lookup::Absent => continue,
@@ -127,8 +135,8 @@ impl Contents {
                 let p = position + i as u32;
                 let verifies = |data: &[u8]| crc32c(data) == self.engine.ground.marks().crc(p);
                 // A bad sector spoils its own block only, and a bad transfer not even that.
-                let good =
-                    (readable && verifies(data)) || (read(device, byte(p), data).is_ok() && verifies(data));
+                let good = (readable && verifies(data))
+                    || (read(device, byte(p), data).is_ok() && verifies(data));
                 kinds[i] = (self.engine.ground.marks().is_dirty(p), good);
             }
             let mut at = 0;
@@ -146,7 +154,13 @@ impl Contents {
 }
 
 /// A stretch of whole blocks, cut at the end of the volume.
-fn stretch<'a>(volume: &Volume, block: u64, blocks: u64, dirty: bool, content: Content<'a>) -> Stretch<'a> {
+fn stretch<'a>(
+    volume: &Volume,
+    block: u64,
+    blocks: u64,
+    dirty: bool,
+    content: Content<'a>,
+) -> Stretch<'a> {
     let offset = block * BLOCK_BYTES as u64;
     let len = (blocks * BLOCK_BYTES as u64).min(volume.spec().size_bytes.saturating_sub(offset));
     let content = match content {

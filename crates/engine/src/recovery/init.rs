@@ -38,8 +38,8 @@ pub enum FormatError {
 }
 
 /// Lays out an empty cache. The whole device is written once, because later writes are then as fast
-/// as the device is, and because nothing of what was there must be taken for ours. The superblock is
-/// written last: an interrupted format leaves no cache.
+/// as the device is, and because nothing of what was there must be taken for ours. The superblock
+/// is written last: an interrupted format leaves no cache.
 ///
 /// # Errors
 /// See [`FormatError`].
@@ -49,7 +49,8 @@ pub fn format_device(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), FormatError> {
     let size = options.size_bytes.min(device.size_bytes());
-    let geo = Geometry::new(options.uuid, size, options.segment_bytes).ok_or(FormatError::Size(size))?;
+    let geo =
+        Geometry::new(options.uuid, size, options.segment_bytes).ok_or(FormatError::Size(size))?;
     let zeroes = AlignedBuf::zeroed(FORMAT_CHUNK_BYTES);
     let total = geo.device_blocks * BLOCK_BYTES as u64;
     let mut at = 0;
@@ -103,7 +104,10 @@ const DAMAGED_MAX: usize = 1000;
 ///
 /// # Errors
 /// See [`OpenError`].
-pub fn check(device: &mut dyn Device, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport, OpenError> {
+pub fn check(
+    device: &mut dyn Device,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<CheckReport, OpenError> {
     let contents = Contents::open(device)?;
     let mut report = CheckReport { recovery: contents.recovery(), ..CheckReport::default() };
     let total = contents.live_blocks();

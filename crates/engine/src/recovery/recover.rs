@@ -1,7 +1,8 @@
 //! Opening a cache device: superblock, checkpoint, summaries, replay of the log's tail.
 //!
-//! Nothing is written before the very end (summaries of segments that were open, then a checkpoint),
-//! and what is written does not change what a second recovery would find: a crash in here is harmless.
+//! Nothing is written before the very end (summaries of segments that were open, then a
+//! checkpoint), and what is written does not change what a second recovery would find: a crash in
+//! here is harmless.
 
 use crate::api::{BLOCK_BYTES, IoError, Nanos, VolumeId};
 use crate::base::device::{Device, DeviceRead};
@@ -49,7 +50,8 @@ pub enum OpenError {
     /// No checkpoint is valid, or the newest one is known to be lost.
     #[error("its newest checkpoint is damaged in both copies: what it holds cannot be known")]
     Checkpoint,
-    /// The device cannot read where the log would go on. Another time it may, and what was written from here on would make an end of it.
+    /// The device cannot read where the log would go on. Another time it may, and what was written
+    /// from here on would make an end of it.
     #[error(
         "it cannot be read where its log ends, so that what was written last is not known; nothing was changed: \
          try again, or save what is there with `tidepool cache export`"
@@ -66,7 +68,8 @@ pub(crate) struct Loaded {
     pub(super) pages: Vec<u8>,
 }
 
-/// Reads and verifies both copies of the superblock: one of a newer version counts even beside an older one.
+/// Reads and verifies both copies of the superblock: one of a newer version counts even beside an
+/// older one.
 ///
 /// # Errors
 /// See [`OpenError`].
@@ -111,8 +114,12 @@ pub(crate) fn read(device: &mut dyn Device, offset: u64, buf: &mut [u8]) -> Resu
     batch[0].result
 }
 
-/// Finds the newest valid checkpoint. One of a newer version is never passed over for an older one beside it.
-pub(crate) fn load_checkpoint(device: &mut dyn Device, geo: &Geometry) -> Result<Loaded, OpenError> {
+/// Finds the newest valid checkpoint. One of a newer version is never passed over for an older one
+/// beside it.
+pub(crate) fn load_checkpoint(
+    device: &mut dyn Device,
+    geo: &Geometry,
+) -> Result<Loaded, OpenError> {
     let mut best: Option<(CheckpointHeader, usize)> = None;
     let mut unreadable = None;
     let mut buf = AlignedBuf::zeroed(BLOCK_BYTES);
@@ -168,17 +175,21 @@ fn load_pages(
             let n = BATCH.min(count - at);
             let missing = crcs[at..at + n].iter().any(Option::is_none);
             let offset = byte(geo.slot_block(slot, copy) + 1 + at as u32);
-            let found = if missing { read(device, offset, &mut buf[..n * BLOCK_BYTES]) } else { Ok(()) };
+            let found =
+                if missing { read(device, offset, &mut buf[..n * BLOCK_BYTES]) } else { Ok(()) };
             unreadable = unreadable.or(found.err());
             if missing && found.is_ok() {
                 for i in 0..n {
                     let bytes = &buf[i * BLOCK_BYTES..(i + 1) * BLOCK_BYTES];
                     let good = open::<PageHeader>(bytes).is_some_and(|p| {
-                        p.magic == PAGE_MAGIC && p.uuid == geo.uuid && p.page.get() as usize == at + i
+                        p.magic == PAGE_MAGIC
+                            && p.uuid == geo.uuid
+                            && p.page.get() as usize == at + i
                     });
                     if good && crcs[at + i].is_none() {
                         crcs[at + i] = Some(crc32c(bytes));
-                        pages[(at + i) * BLOCK_BYTES..(at + i + 1) * BLOCK_BYTES].copy_from_slice(bytes);
+                        pages[(at + i) * BLOCK_BYTES..(at + i + 1) * BLOCK_BYTES]
+                            .copy_from_slice(bytes);
                     }
                 }
             }
@@ -188,7 +199,8 @@ fn load_pages(
             return Ok(pages);
         }
         if copy == 0 && crcs.iter().all(Option::is_some) {
-            // Every page of the first copy is valid but some are of another time: look at the second.
+            // Every page of the first copy is valid but some are of another time: look at the
+            // second.
             crcs.fill(None);
         }
     }
@@ -258,8 +270,9 @@ impl Engine {
         let header = &loaded.header;
         let number = header.checkpoint.get();
         let mut engine = Engine::new(geo, config, number, header.epoch.get() + 1, now);
-        // Every free segment may have been opened since. One whose first append was torn is not found, but
-        // records deeper in it may stand: no later life of a segment may share its sequence.
+        // Every free segment may have been opened since. One whose first append was torn is not
+        // found, but records deeper in it may stand: no later life of a segment may share its
+        // sequence.
         let next = header.next_segment_sequence.get() + u64::from(geo.segments);
         engine.ground.space_mut().begin_lives_at(next);
         let mut report = RecoveryReport { checkpoint: number, ..RecoveryReport::default() };
@@ -274,7 +287,8 @@ impl Engine {
         let mut tail = Vec::new();
         for n in &open {
             let sequence = n.item.segment_sequence.get();
-            let mut records = SegmentRecords::read(device, &geo, n.segment, sequence, n.item.stream)?;
+            let mut records =
+                SegmentRecords::read(device, &geo, n.segment, sequence, n.item.stream)?;
             records.tail_from = open_blocks.iter().find(|o| o.0 == n.segment).map_or(0, |o| o.1);
             records.keep_epoch(header.epoch.get());
             engine.place_records(n, &records);
@@ -292,7 +306,9 @@ impl Engine {
             tail.push(records);
         }
         // Nothing is appended before the checkpoint that begins an epoch is durable.
-        let later = |t: &SegmentRecords| t.newest_checkpoint > number || t.newest_epoch > header.epoch.get();
+        let later = |t: &SegmentRecords| {
+            t.newest_checkpoint > number || t.newest_epoch > header.epoch.get()
+        };
         if tail.iter().any(later) {
             return Err(OpenError::Checkpoint);
         }
@@ -315,8 +331,8 @@ impl Engine {
         Ok(Rebuilt { engine, report, tail, unreadable })
     }
 
-    /// Puts the checkpoint's volumes in place; returns how many dirty blocks each must have, and how
-    /// many cached ones inside of zeroes.
+    /// Puts the checkpoint's volumes in place; returns how many dirty blocks each must have, and
+    /// how many cached ones inside of zeroes.
     fn load_volumes(&mut self, loaded: &Loaded) -> Result<Vec<(u64, u64)>, OpenError> {
         let first = self.ground.geo().segment_pages() as usize;
         let volumes = self.ground.geo().volume_pages as usize;
@@ -324,11 +340,13 @@ impl Engine {
         let mut found: Vec<Option<Volume>> = (0..volumes).map(|_| None).collect();
         for (v, expected) in expected.iter_mut().enumerate() {
             let page = page_bytes(loaded, first + v);
-            let (header, rest) = PageHeader::read_from_prefix(page).map_err(|_| OpenError::Checkpoint)?;
+            let (header, rest) =
+                PageHeader::read_from_prefix(page).map_err(|_| OpenError::Checkpoint)?;
             if header.items.get() == 0 {
                 continue;
             }
-            let (item, _) = VolumeItem::read_from_prefix(rest).map_err(|_| OpenError::Checkpoint)?;
+            let (item, _) =
+                VolumeItem::read_from_prefix(rest).map_err(|_| OpenError::Checkpoint)?;
             *expected = (item.dirty_blocks.get(), item.covered_blocks.get());
             let volume = Volume::from_item(&item).ok_or(OpenError::Checkpoint)?;
             if found.iter().flatten().any(|other| other.spec().name == volume.spec().name) {
@@ -358,7 +376,9 @@ impl Engine {
                 let range = block..block + n;
                 match item.kind == ExtentKind::Lost as u8 {
                     true => volume.ledger_mut().restore_lost(range),
-                    false => volume.ledger_mut().restore_zero(range, item.kind == ExtentKind::ZeroKeep as u8),
+                    false => volume
+                        .ledger_mut()
+                        .restore_zero(range, item.kind == ExtentKind::ZeroKeep as u8),
                 }
             }
         }
@@ -374,7 +394,8 @@ impl Engine {
             for (segment, bytes) in
                 self.ground.space().segments_of_page(page).zip(bytes.chunks_exact(item_bytes))
             {
-                let (item, bits) = SegmentItem::read_from_prefix(bytes).map_err(|_| OpenError::Checkpoint)?;
+                let (item, bits) =
+                    SegmentItem::read_from_prefix(bytes).map_err(|_| OpenError::Checkpoint)?;
                 if item.used == 0 {
                     continue;
                 }
@@ -384,7 +405,8 @@ impl Engine {
                 {
                     return Err(OpenError::Checkpoint);
                 }
-                let (life, summary_blocks) = (item.segment_sequence.get(), item.summary_blocks.get());
+                let (life, summary_blocks) =
+                    (item.segment_sequence.get(), item.summary_blocks.get());
                 self.ground.space_mut().restore_segment(segment, life, stream, summary_blocks);
                 let (live, dirty) = (bits[..bitmap].to_vec(), bits[bitmap..2 * bitmap].to_vec());
                 named.push(Named { segment, item, live, dirty });
@@ -403,7 +425,11 @@ impl Engine {
         for chunk in sealed.chunks(SUMMARY_BATCH) {
             let mut bufs: Vec<AlignedBuf> = chunk
                 .iter()
-                .map(|n| AlignedBuf::zeroed(usize::from(n.item.summary_blocks.get()).max(1) * BLOCK_BYTES))
+                .map(|n| {
+                    AlignedBuf::zeroed(
+                        usize::from(n.item.summary_blocks.get()).max(1) * BLOCK_BYTES,
+                    )
+                })
                 .collect();
             let geo = *self.ground.geo();
             let mut batch: Vec<DeviceRead<'_>> = chunk
@@ -424,7 +450,8 @@ impl Engine {
                     Some((records, entries)) => self.place_summary(n, &records, &entries),
                     None => {
                         report.summaries_rebuilt += 1;
-                        let records = SegmentRecords::read(device, &geo, n.segment, sequence, n.item.stream)?;
+                        let records =
+                            SegmentRecords::read(device, &geo, n.segment, sequence, n.item.stream)?;
                         self.place_records(n, &records);
                     }
                 }
@@ -460,7 +487,8 @@ impl Engine {
         if offset >= self.ground.geo().segment_blocks || !bit(&n.live, offset) {
             return;
         }
-        let (block, position) = (entry.block(), self.ground.geo().segment_block(n.segment) + offset);
+        let (block, position) =
+            (entry.block(), self.ground.geo().segment_block(n.segment) + offset);
         let Some((volume, space)) = self.ground.get_with_space(VolumeId(volume)) else { return };
         if block >= volume.blocks() || space.marks().is_live(position) {
             return;
@@ -469,8 +497,9 @@ impl Engine {
         volume.ledger_mut().restore(space, (block, position), entry.value(), dirty);
     }
 
-    /// A volume with fewer dirty blocks than its checkpoint counted has lost some that cannot be named. With
-    /// fewer blocks inside of its zeroes, one of the zeroes is none, and nobody knows which.
+    /// A volume with fewer dirty blocks than its checkpoint counted has lost some that cannot be
+    /// named. With fewer blocks inside of its zeroes, one of the zeroes is none, and nobody knows
+    /// which.
     fn check_blocks(&mut self, expected: &[(u64, u64)]) {
         for (id, &(dirty, covered)) in self.ground.places().zip(expected) {
             let Some(volume) = self.ground.get_mut(id) else { continue };
@@ -480,16 +509,20 @@ impl Engine {
         }
     }
 
-    /// Goes on in the segment of the log that was open last, so that restarts use up none. What was cut stays in
-    /// front of the checkpoint's mark; what may be left behind it is of an earlier epoch.
+    /// Goes on in the segment of the log that was open last, so that restarts use up none. What was
+    /// cut stays in front of the checkpoint's mark; what may be left behind it is of an earlier
+    /// epoch.
     fn reopen_log(&mut self, tail: &[SegmentRecords]) -> Option<u32> {
         let logs = tail.iter().filter(|t| t.stream == Stream::Log);
-        let last = logs.max_by_key(|t| t.segment_sequence).filter(|t| t.summary_blocks.is_none())?;
+        let last =
+            logs.max_by_key(|t| t.segment_sequence).filter(|t| t.summary_blocks.is_none())?;
         let next_block = last.next_block()?;
         let records: Vec<SummaryRecord> = last.records.iter().map(|r| r.summary()).collect();
         let entries: Vec<Entry> = last.records.iter().flat_map(|r| &r.entries).copied().collect();
         let summary = Geometry::summary_blocks(records.len() + 1, entries.len() + 1);
-        if summary > SUMMARY_BLOCKS_MAX || next_block + 2 + summary > self.ground.geo().segment_blocks {
+        if summary > SUMMARY_BLOCKS_MAX
+            || next_block + 2 + summary > self.ground.geo().segment_blocks
+        {
             return None;
         }
         self.ground.space_mut().reopen_segment(last.segment);
@@ -525,8 +558,9 @@ impl Engine {
                     &entries,
                     &mut buf,
                 );
-                let first =
-                    self.ground.geo().segment_block(tail.segment) + self.ground.geo().segment_blocks - blocks;
+                let first = self.ground.geo().segment_block(tail.segment)
+                    + self.ground.geo().segment_blocks
+                    - blocks;
                 device.write(byte(first), &buf)?;
                 blocks
             }
@@ -546,8 +580,8 @@ fn open_blocks(header: &CheckpointHeader) -> Vec<(u32, u32)> {
     all.map(|(s, b)| (s.get(), b.get())).filter(|&(s, _)| s != NONE).collect()
 }
 
-/// Segments that were free at the checkpoint and have been opened since: (segment, sequence, stream). And whether there
-/// may be more that could not be read.
+/// Segments that were free at the checkpoint and have been opened since: (segment, sequence,
+/// stream). And whether there may be more that could not be read.
 fn find_new_segments(
     device: &mut dyn Device,
     geo: &Geometry,
@@ -571,7 +605,8 @@ fn find_new_segments(
             let mut lost = 0;
             for (i, block) in probe.chunks_mut(BLOCK_BYTES).enumerate() {
                 // A bad sector spoils its own block only.
-                if bad && read(device, byte(geo.segment_block(segment) + i as u32), block).is_err() {
+                if bad && read(device, byte(geo.segment_block(segment) + i as u32), block).is_err()
+                {
                     block.fill(0);
                     lost += 1;
                 }
@@ -580,7 +615,8 @@ fn find_new_segments(
             unreadable |= lost == 2;
             if let Some((sequence, stream)) = segment_life(geo, segment, probe)
                 && sequence
-                    >= header.next_segment_sequence.get() + u64::from(mutated!(FirstNewSegmentForgotten))
+                    >= header.next_segment_sequence.get()
+                        + u64::from(mutated!(FirstNewSegmentForgotten))
             {
                 found.push((segment, sequence, stream));
             }
@@ -589,8 +625,9 @@ fn find_new_segments(
     (found, unreadable)
 }
 
-/// Sequence and stream of a segment, by its header or its first record, whichever is newer: a damaged header must
-/// not hide the records behind it, nor one whose write was lost so that the header of an earlier life stands.
+/// Sequence and stream of a segment, by its header or its first record, whichever is newer: a
+/// damaged header must not hide the records behind it, nor one whose write was lost so that the
+/// header of an earlier life stands.
 fn segment_life(geo: &Geometry, segment: u32, bytes: &[u8]) -> Option<(u64, u8)> {
     let (first, second) = bytes.split_at(BLOCK_BYTES);
     let header = open::<SegmentHeader>(first)

@@ -1,5 +1,5 @@
-//! Replay: the records that were written after the checkpoint take effect again, in log order, up to
-//! the first that is torn.
+//! Replay: the records that were written after the checkpoint take effect again, in log order, up
+//! to the first that is torn.
 
 use crate::api::{BLOCK_BYTES, Nanos, VolumeId};
 use crate::base::device::Device;
@@ -59,9 +59,11 @@ pub(crate) struct SegmentRecords {
     pub(super) newest_epoch: u64,
     /// The segment has a valid summary of so many blocks.
     pub(super) summary_blocks: Option<u32>,
-    /// Write records that the summary knows and that are not among `records`, with their first blocks.
+    /// Write records that the summary knows and that are not among `records`, with their first
+    /// blocks.
     missing: Vec<(u32, u16, u64, Vec<Entry>)>,
-    /// Blocks that could not be read, and those of them where a record should begin: nobody knows whether one does.
+    /// Blocks that could not be read, and those of them where a record should begin: nobody knows
+    /// whether one does.
     unreadable: Vec<u32>,
     hidden: Vec<u32>,
 }
@@ -122,17 +124,18 @@ impl SegmentRecords {
         Ok(found)
     }
 
-    /// Whether records of the log may stand behind the checkpoint that the device could not read and that nothing tells of: a summary
-    /// knows all records of its segment.
+    /// Whether records of the log may stand behind the checkpoint that the device could not read
+    /// and that nothing tells of: a summary knows all records of its segment.
     pub(crate) fn hides_log(&self) -> bool {
-        // Where the checkpoint ends a record begins, if there is one; block 0 is the segment's header.
+        // Where the checkpoint ends a record begins, if there is one; block 0 is the segment's
+        // header.
         let at_mark = self.tail_from > 0 && self.unreadable.contains(&self.tail_from);
         let hidden = at_mark || self.hidden.iter().any(|&block| block >= self.tail_from);
         self.stream == Stream::Log && self.summary_blocks.is_none() && hidden
     }
 
-    /// Forgets what the checkpoint does not contain and what was not written since it: left-overs behind the end
-    /// of the log, from before it went on in this segment.
+    /// Forgets what the checkpoint does not contain and what was not written since it: left-overs
+    /// behind the end of the log, from before it went on in this segment.
     pub(crate) fn keep_epoch(&mut self, epoch: u64) {
         let tail_from = self.tail_from;
         self.records.retain(|r| r.first_block < tail_from || r.header.epoch.get() == epoch);
@@ -195,18 +198,28 @@ impl SegmentRecords {
             if tail[..4] != SUMMARY_MAGIC {
                 continue;
             }
-            let Some((records, entries)) = decode_summary(geo, self.segment, self.segment_sequence, tail)
+            let Some((records, entries)) =
+                decode_summary(geo, self.segment, self.segment_sequence, tail)
             else {
                 continue;
             };
             self.summary_blocks = Some(n as u32);
             let mut entries = entries.into_iter();
             for record in records {
-                let own: Vec<Entry> = entries.by_ref().take(usize::from(record.entries.get())).collect();
-                let known = self.records.iter().any(|r| r.first_block == u32::from(record.first_block.get()));
+                let own: Vec<Entry> =
+                    entries.by_ref().take(usize::from(record.entries.get())).collect();
+                let known = self
+                    .records
+                    .iter()
+                    .any(|r| r.first_block == u32::from(record.first_block.get()));
                 if !known && record.kind == RecordKind::Write as u8 {
                     let first_block = u32::from(record.first_block.get());
-                    self.missing.push((first_block, record.volume.get(), record.sequence.get(), own));
+                    self.missing.push((
+                        first_block,
+                        record.volume.get(),
+                        record.sequence.get(),
+                        own,
+                    ));
                 }
             }
             return;
@@ -221,7 +234,8 @@ fn decode_record(bytes: &[u8]) -> Option<FoundRecord> {
     Some(FoundRecord { header, first_block: 0, entries, olds, good, unreadable: false })
 }
 
-/// The version of a block that is the header of a record of this life of the segment, if this program does not know it.
+/// The version of a block that is the header of a record of this life of the segment, if this
+/// program does not know it.
 fn newer_record(bytes: &[u8], geo: &Geometry, segment_sequence: u64) -> Option<u16> {
     if bytes[..4] != RECORD_MAGIC {
         return None;
@@ -243,8 +257,9 @@ struct Verdict {
     unreadable: bool,
 }
 
-/// Applies the records of `tail`, sorted by stream and life of the segment. Returns whether the log may go on with records that the
-/// device could not read: what looks like a torn tail may have been durable.
+/// Applies the records of `tail`, sorted by stream and life of the segment. Returns whether the log
+/// may go on with records that the device could not read: what looks like a torn tail may have been
+/// durable.
 pub(crate) fn replay(
     engine: &mut Engine,
     tail: &[SegmentRecords],
@@ -258,11 +273,19 @@ pub(crate) fn replay(
         || verdicts.iter().flatten().any(|verdict| verdict.unreadable);
     let published = |id| engine.ground.get(id).map_or(0, |volume| volume.log().published());
     let checkpointed: Vec<u64> = engine.ground.places().map(published).collect();
-    let mut r =
-        Replay { engine, verdicts, checkpointed, voided: Vec::new(), bad: HashMap::new(), report, now };
+    let mut r = Replay {
+        engine,
+        verdicts,
+        checkpointed,
+        voided: Vec::new(),
+        bad: HashMap::new(),
+        report,
+        now,
+    };
     for segment in tail {
         for record in segment.records.iter().filter(|r| r.first_block >= segment.tail_from) {
-            let first = r.engine.ground.geo().segment_block(segment.segment) + record.first_block + 1;
+            let first =
+                r.engine.ground.geo().segment_block(segment.segment) + record.first_block + 1;
             match RecordKind::from_number(record.header.kind) {
                 Some(RecordKind::Write) => r.write(record, first),
                 Some(RecordKind::Move) => r.moved(record, first),
@@ -276,8 +299,8 @@ pub(crate) fn replay(
 }
 
 impl FoundRecord {
-    /// Some of its data, which begins at `first`, does not verify. What has been moved since was whole once: it has gone bad, and the
-    /// peer had another copy.
+    /// Some of its data, which begins at `first`, does not verify. What has been moved since was
+    /// whole once: it has gone bad, and the peer had another copy.
     fn is_torn(&self, first: Position, moved: &HashSet<(Position, u32)>) -> bool {
         let mut position = first;
         self.entries.iter().zip(&self.good).any(|(entry, good)| {
@@ -288,11 +311,14 @@ impl FoundRecord {
     }
 }
 
-/// Where blocks stood that have another good copy, moved from there in one step or more, with their CRC.
+/// Where blocks stood that have another good copy, moved from there in one step or more, with their
+/// CRC.
 fn moved_copies(geo: &Geometry, tail: &[SegmentRecords]) -> HashSet<(Position, u32)> {
     let mut moves: HashMap<(Position, u32), (Position, bool)> = HashMap::new();
     for segment in tail {
-        for record in segment.records.iter().filter(|record| record.first_block >= segment.tail_from) {
+        for record in
+            segment.records.iter().filter(|record| record.first_block >= segment.tail_from)
+        {
             let first = geo.segment_block(segment.segment) + record.first_block + 1;
             let entries = record.olds.iter().zip(&record.entries).zip(&record.good);
             for (position, ((&old, entry), &good)) in (first..).zip(entries) {
@@ -342,8 +368,11 @@ fn judge(
         let all = tail.iter().flat_map(|t| t.missing.iter().map(move |m| (t, m)));
         all.filter(|(t, m)| m.0 >= t.tail_from && m.1 == id)
     };
-    let mut verdict =
-        Verdict { cut: volume.log().published(), chain: volume.log().chain(), ..Verdict::default() };
+    let mut verdict = Verdict {
+        cut: volume.log().published(),
+        chain: volume.log().chain(),
+        ..Verdict::default()
+    };
     let mut chain = Some(volume.log().chain());
     loop {
         let next = verdict.cut + 1;
@@ -362,7 +391,8 @@ fn judge(
                 chain = Some(verdict.chain);
             }
             None if next > durable => {
-                verdict.unreadable = missing().any(|(t, m)| m.2 == next && t.unreadable.contains(&m.0));
+                verdict.unreadable =
+                    missing().any(|(t, m)| m.2 == next && t.unreadable.contains(&m.0));
                 return verdict;
             }
             None => {
@@ -372,10 +402,13 @@ fn judge(
                     verdict.gone.insert(next, known.3.clone());
                 } else {
                     verdict.failed = true;
-                    // Nothing is known up to the next one of which there is something; a damaged number may be far off.
+                    // Nothing is known up to the next one of which there is something; a damaged
+                    // number may be far off.
                     let written = writes.range(next..).next().map(|(&sequence, _)| sequence);
-                    let later = missing().map(|(_, m)| m.2).filter(|&sequence| sequence > next).min();
-                    let known = written.into_iter().chain(later).min().map_or(durable, |known| known - 1);
+                    let later =
+                        missing().map(|(_, m)| m.2).filter(|&sequence| sequence > next).min();
+                    let known =
+                        written.into_iter().chain(later).min().map_or(durable, |known| known - 1);
                     verdict.cut = known.min(durable);
                     continue;
                 }
@@ -392,7 +425,8 @@ struct Replay<'a> {
     checkpointed: Vec<u64>,
     /// Ranges that invalidations made void: volume, first block, end, sequence.
     voided: Vec<(usize, u64, u64, u64)>,
-    /// Where the newest copy of a lost block is that is bad, by volume and block: it may have been repaired.
+    /// Where the newest copy of a lost block is that is bad, by volume and block: it may have been
+    /// repaired.
     bad: HashMap<(usize, u64), Position>,
     report: &'a mut RecoveryReport,
     now: Nanos,
@@ -500,7 +534,12 @@ impl Replay<'_> {
             }
             let lost = volume.ledger().index().lookup(block) == Lookup::Lost;
             if lost && self.bad.get(&(v, block)) == Some(&old) {
-                volume.ledger_mut().write(space, self.now, (block, position), std::iter::once(entry.value()));
+                volume.ledger_mut().write(
+                    space,
+                    self.now,
+                    (block, position),
+                    std::iter::once(entry.value()),
+                );
             } else {
                 volume.ledger_mut().moved(space, block, (old, position), entry.value(), false);
             }
@@ -516,10 +555,13 @@ impl Replay<'_> {
         }
         for (i, (entry, good)) in record.entries.iter().zip(&record.good).enumerate() {
             let block = entry.block();
-            let voided =
-                self.voided.iter().any(|&(w, a, b, s)| w == v && (a..b).contains(&block) && s > sequence);
+            let voided = self
+                .voided
+                .iter()
+                .any(|&(w, a, b, s)| w == v && (a..b).contains(&block) && s > sequence);
             let (volume, space) = self.engine.ground.volume_and_space(VolumeId(v as u16));
-            let absent = block < volume.blocks() && volume.ledger().index().lookup(block) == Lookup::Absent;
+            let absent =
+                block < volume.blocks() && volume.ledger().index().lookup(block) == Lookup::Absent;
             if *good && absent && !voided && entry.kind() == Some(EntryKind::Data) {
                 let position = first + i as u32;
                 volume.ledger_mut().fill(space, block, position, entry.value());
@@ -576,8 +618,13 @@ mod tests {
             let with_range = decode_record(&block(kind, &[data, range], |_| ()));
             assert_eq!(with_range.is_some(), kind == RecordKind::Write, "{kind:?}");
             for change in changes {
-                assert!(decode_record(&block(kind, &[data], |header| change(header, COUNTER_MAX))).is_some());
-                assert!(decode_record(&block(kind, &[data], |header| change(header, beyond))).is_none());
+                assert!(
+                    decode_record(&block(kind, &[data], |header| change(header, COUNTER_MAX)))
+                        .is_some()
+                );
+                assert!(
+                    decode_record(&block(kind, &[data], |header| change(header, beyond))).is_none()
+                );
             }
         }
     }

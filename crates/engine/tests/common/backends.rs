@@ -102,7 +102,8 @@ impl World {
         let Some((generation, groups)) = self.committed.get(&volume) else { return image };
         for &(group, frames) in groups {
             for frame in 0..frames {
-                let name = FrameName { uuid: self.engine.uuid(), generation: *generation, group, frame };
+                let name =
+                    FrameName { uuid: self.engine.uuid(), generation: *generation, group, frame };
                 let bytes = &self.frames[&(volume, *generation, group, frame)];
                 for change in decode(bytes, name).expect("a frame that was committed") {
                     let (block, content) = match change {
@@ -122,7 +123,9 @@ impl World {
     pub fn lose_image_writes(&mut self) {
         for (token, volume, op) in std::mem::take(&mut self.waiting) {
             match op {
-                BackendOp::Write { .. } | BackendOp::Flush => self.done(token, Err(IoError::Errno(5))),
+                BackendOp::Write { .. } | BackendOp::Flush => {
+                    self.done(token, Err(IoError::Errno(5)))
+                }
                 _ => self.waiting.push((token, volume, op)),
             }
         }
@@ -132,7 +135,9 @@ impl World {
     pub fn fail_reads(&mut self, from: VolumeId) {
         for (token, volume, op) in std::mem::take(&mut self.waiting) {
             match op {
-                BackendOp::Read { .. } if volume == from => self.done(token, Err(IoError::Errno(5))),
+                BackendOp::Read { .. } if volume == from => {
+                    self.done(token, Err(IoError::Errno(5)))
+                }
                 _ => self.waiting.push((token, volume, op)),
             }
         }

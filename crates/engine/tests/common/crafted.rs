@@ -1,4 +1,5 @@
-//! A cache whose log goes on behind its newest checkpoint with records that a test has written itself.
+//! A cache whose log goes on behind its newest checkpoint with records that a test has written
+//! itself.
 
 #![allow(dead_code, reason = "each file of tests uses a part of it")]
 
@@ -113,7 +114,8 @@ impl Crafted {
         Crafted::of(World::new(64 * MIB, &specs).device)
     }
 
-    /// Blocks 0 and 1 of the first volume are in the open segment of the log, and the checkpoint has them: seeds 100 and 101.
+    /// Blocks 0 and 1 of the first volume are in the open segment of the log, and the checkpoint
+    /// has them: seeds 100 and 101.
     pub fn with_log() -> (Crafted, Segment) {
         let specs = ["a", "b"].map(|name| spec(name, BLOCKS * BLOCK as u64, Mode::WriteBack));
         let mut w = World::new(64 * MIB, &specs);
@@ -125,11 +127,13 @@ impl Crafted {
         w.reopen();
         w.reopen();
         let mut crafted = Crafted::of(w.device);
-        let (number, at) = (crafted.header.open_segment[0].get(), crafted.header.open_block[0].get());
+        let (number, at) =
+            (crafted.header.open_segment[0].get(), crafted.header.open_block[0].get());
         let header = open::<SegmentHeader>(crafted.block(crafted.geo.segment_block(number)));
         let sequence = header.expect("an open segment").segment_sequence.get();
         let newest = (1..at).filter_map(|at| {
-            let record = open::<RecordHeader>(crafted.block(crafted.geo.segment_block(number) + at))?;
+            let record =
+                open::<RecordHeader>(crafted.block(crafted.geo.segment_block(number) + at))?;
             (record.magic == RECORD_MAGIC).then_some((record.sequence.get(), record.crc.get()))
         });
         crafted.last[0] = newest.max().expect("a record");
@@ -194,7 +198,8 @@ impl Crafted {
         self.record(segment, RecordKind::Write, volume, parts, &[], |_| ());
     }
 
-    /// The same with another header, or a record of another kind; `olds` are the old positions of a move.
+    /// The same with another header, or a record of another kind; `olds` are the old positions of a
+    /// move.
     pub fn record(
         &mut self,
         segment: &mut Segment,
@@ -270,7 +275,8 @@ impl Crafted {
         header.segment_sequence.set(segment.sequence);
         header.records.set(segment.records.len() as u32);
         header.entries.set(segment.entries.len() as u32);
-        let mut bytes = [header.as_bytes(), segment.records.as_bytes(), segment.entries.as_bytes()].concat();
+        let mut bytes =
+            [header.as_bytes(), segment.records.as_bytes(), segment.entries.as_bytes()].concat();
         bytes.resize(blocks as usize * BLOCK, 0);
         seal::<SummaryHeader>(&mut bytes);
         let first = self.geo.segment_block(segment.number) + self.geo.segment_blocks - blocks;

@@ -26,7 +26,8 @@ impl Device for MemoryDevice {
     }
 }
 
-/// A device that keeps for itself what is written to it, and whose reads fail: from one of them on, or in some blocks.
+/// A device that keeps for itself what is written to it, and whose reads fail: from one of them on,
+/// or in some blocks.
 pub struct Overlay<'a> {
     pub content: &'a [u8],
     pub written: HashMap<u64, Vec<u8>>,
@@ -53,7 +54,8 @@ impl Device for Overlay<'_> {
     fn read(&mut self, batch: &mut [DeviceRead<'_>]) {
         for read in batch {
             let blocks = read.offset..read.offset + read.buf.len() as u64;
-            let bad = self.unreadable.iter().any(|block| blocks.contains(&(block * BLOCK_BYTES as u64)));
+            let bad =
+                self.unreadable.iter().any(|block| blocks.contains(&(block * BLOCK_BYTES as u64)));
             if bad || self.reads_left == 0 {
                 read.buf.fill(0xbd);
                 read.result = Err(IoError::Errno(5));
@@ -62,7 +64,9 @@ impl Device for Overlay<'_> {
             self.reads_left -= 1;
             for (offset, buf) in blocks.step_by(BLOCK_BYTES).zip(read.buf.chunks_mut(BLOCK_BYTES)) {
                 let as_it_was = || &self.content[offset as usize..][..BLOCK_BYTES];
-                buf.copy_from_slice(self.written.get(&offset).map_or_else(as_it_was, Vec::as_slice));
+                buf.copy_from_slice(
+                    self.written.get(&offset).map_or_else(as_it_was, Vec::as_slice),
+                );
             }
         }
     }

@@ -1,5 +1,5 @@
-//! A core on a device and backends in memory, driven step by step: effects are executed at once and in
-//! order. The simulator (`crates/sim`) does the same with delays, disorder and faults.
+//! A core on a device and backends in memory, driven step by step: effects are executed at once and
+//! in order. The simulator (`crates/sim`) does the same with delays, disorder and faults.
 
 #![allow(dead_code, reason = "each file of tests uses a part of it")]
 
@@ -13,7 +13,9 @@ pub use devices::{MemoryDevice, Overlay};
 use std::collections::HashMap;
 use tidepool_engine::api::*;
 use tidepool_engine::mem::Buf;
-use tidepool_engine::{Attach, Engine, EngineConfig, FETCH_BYTES, FormatOptions, OpenError, format_device};
+use tidepool_engine::{
+    Attach, Engine, EngineConfig, FETCH_BYTES, FormatOptions, OpenError, format_device,
+};
 
 pub const MIB: u64 = 1 << 20;
 
@@ -63,7 +65,8 @@ pub struct World {
     waiting: Vec<(Token, VolumeId, BackendOp)>,
     /// What backends refuse, and how.
     pub refuses: fn(&BackendOp) -> Option<IoError>,
-    /// Writes of the cache device that begin while this is set stay in flight until they are released.
+    /// Writes of the cache device that begin while this is set stay in flight until they are
+    /// released.
     pub hold_device_writes: bool,
     device_waiting: Vec<(Token, u64, Buf)>,
     /// What peers were to be sent, with the bytes of records.
@@ -96,8 +99,11 @@ impl World {
 
     pub fn with_segments(cache_bytes: u64, segment_bytes: u32, volumes: &[VolumeSpec]) -> World {
         let mut device = MemoryDevice(vec![0; cache_bytes as usize]);
-        let options =
-            FormatOptions { uuid: [9; 16], size_bytes: cache_bytes, segment_bytes: Some(segment_bytes) };
+        let options = FormatOptions {
+            uuid: [9; 16],
+            size_bytes: cache_bytes,
+            segment_bytes: Some(segment_bytes),
+        };
         format_device(&mut device, &options, &mut |_, _| ()).expect("format");
         let mut world = World::on(device, Vec::new()).expect("open");
         for v in volumes {
@@ -110,7 +116,8 @@ impl World {
         world
     }
 
-    /// A core on a device that is a cache already, with the images of its volumes by number; none is attached.
+    /// A core on a device that is a cache already, with the images of its volumes by number; none
+    /// is attached.
     pub fn on(mut device: MemoryDevice, images: Vec<Vec<u8>>) -> Result<World, OpenError> {
         let (engine, _) = Engine::open(&mut device, EngineConfig::small(), 0)?;
         Ok(World {
@@ -175,12 +182,20 @@ impl World {
     /// Executes one effect; false if there is none.
     pub fn step(&mut self) -> bool {
         let Some(effect) = self.engine.next_effect(self.now) else { return false };
-        if let Effect::DeviceRead { offset, buf, .. } | Effect::DeviceWrite { offset, buf, .. } = &effect {
+        if let Effect::DeviceRead { offset, buf, .. } | Effect::DeviceWrite { offset, buf, .. } =
+            &effect
+        {
             let block = BLOCK_BYTES as u64;
-            assert!(offset.is_multiple_of(block) && u64::from(buf.len).is_multiple_of(block) && buf.len > 0);
+            assert!(
+                offset.is_multiple_of(block)
+                    && u64::from(buf.len).is_multiple_of(block)
+                    && buf.len > 0
+            );
         }
         match effect {
-            Effect::DeviceRead { token, offset, buf } if self.hold_device_reads.contains(&offset) => {
+            Effect::DeviceRead { token, offset, buf }
+                if self.hold_device_reads.contains(&offset) =>
+            {
                 self.device_reads_waiting.push((token, offset, buf));
             }
             Effect::DeviceRead { token, offset, buf } => self.device_read(token, offset, buf),
@@ -216,7 +231,10 @@ impl World {
                 self.to_peer.push((op, bytes));
             }
             Effect::Reply { id, result } => {
-                self.records.remove(&id).into_iter().for_each(|buf| self.engine.arena_mut().free(buf));
+                self.records
+                    .remove(&id)
+                    .into_iter()
+                    .for_each(|buf| self.engine.arena_mut().free(buf));
                 self.replies.insert(id, result);
             }
             Effect::ControlDone { control, result } => drop(self.controls.insert(control, result)),
@@ -254,7 +272,8 @@ impl World {
         self.run();
     }
 
-    /// Reads of the cache device that were held complete; later ones are not held any more. Tells how many there were.
+    /// Reads of the cache device that were held complete; later ones are not held any more. Tells
+    /// how many there were.
     pub fn release_device_reads(&mut self) -> usize {
         self.hold_device_reads = 0..0;
         let held = std::mem::take(&mut self.device_reads_waiting);
@@ -294,7 +313,8 @@ impl World {
         self.run();
     }
 
-    /// Writes of the cache device that are held reach it, but the daemon dies before it learns that.
+    /// Writes of the cache device that are held reach it, but the daemon dies before it learns
+    /// that.
     pub fn die_with_device_writes(&mut self) {
         self.hold_device_writes = false;
         for (_, offset, buf) in std::mem::take(&mut self.device_waiting) {
@@ -338,7 +358,8 @@ impl World {
         self.engine.arena_mut().bytes_mut(buf).copy_from_slice(bytes);
         let op = Op::Record { durable };
         self.records.insert(id, buf);
-        let request = Request { id, volume: VolumeId(volume), op, offset: 0, len: 0, buf: Some(buf) };
+        let request =
+            Request { id, volume: VolumeId(volume), op, offset: 0, len: 0, buf: Some(buf) };
         self.engine.handle(self.now, Event::Request(request));
         self.run();
         id
@@ -374,7 +395,9 @@ impl World {
     ) -> (RequestId, Option<Buf>) {
         let id = self.fresh();
         let bytes = match op {
-            Op::Read | Op::Write { .. } | Op::Prefetch | Op::Block { .. } => Some(buffer_bytes(offset, len)),
+            Op::Read | Op::Write { .. } | Op::Prefetch | Op::Block { .. } => {
+                Some(buffer_bytes(offset, len))
+            }
             Op::Fetch { .. } => Some(FETCH_BYTES),
             _ => None,
         };
@@ -407,8 +430,10 @@ impl World {
             }
             self.pass(100_000_000);
         }
-        let result =
-            self.replies.remove(&id).unwrap_or_else(|| panic!("{op:?} at {offset}+{len} is not answered"));
+        let result = self
+            .replies
+            .remove(&id)
+            .unwrap_or_else(|| panic!("{op:?} at {offset}+{len} is not answered"));
         let mut out = Vec::new();
         if let Some(buf) = buf {
             let at = (offset % BLOCK_BYTES as u64) as usize;
@@ -423,7 +448,12 @@ impl World {
             .expect("write");
     }
 
-    pub fn try_read(&mut self, volume: u16, offset: u64, len: u64) -> Result<Vec<u8>, RequestError> {
+    pub fn try_read(
+        &mut self,
+        volume: u16,
+        offset: u64,
+        len: u64,
+    ) -> Result<Vec<u8>, RequestError> {
         self.answered(volume, Op::Read, offset, len, None)
     }
 
@@ -440,7 +470,10 @@ impl World {
     }
 
     /// A control operation that must complete, after some time at most.
-    pub fn control(&mut self, start: impl FnOnce(&mut Engine, Nanos, u64)) -> Result<(), ControlError> {
+    pub fn control(
+        &mut self,
+        start: impl FnOnce(&mut Engine, Nanos, u64),
+    ) -> Result<(), ControlError> {
         let control = self.fresh();
         start(&mut self.engine, self.now, control);
         self.run();
@@ -462,7 +495,8 @@ impl World {
         self.waiting.clear();
         self.device_waiting.clear();
         self.device_reads_waiting.clear();
-        let (engine, _) = Engine::open(&mut self.device, EngineConfig::small(), self.now).expect("open");
+        let (engine, _) =
+            Engine::open(&mut self.device, EngineConfig::small(), self.now).expect("open");
         self.engine = engine;
     }
 
@@ -476,7 +510,8 @@ impl World {
     pub fn attach(&mut self, keep_clean: bool) {
         for (id, spec) in self.engine.volumes() {
             let attach = Attach::again(&spec, keep_clean);
-            self.control(|e, now, c| e.attach(now, id, attach, c).expect("attach")).expect("attached");
+            self.control(|e, now, c| e.attach(now, id, attach, c).expect("attach"))
+                .expect("attached");
         }
     }
 
@@ -509,8 +544,8 @@ pub fn unflushed() -> World {
     w
 }
 
-/// A drain that a stopped backend holds up comes to its end: the volume is fenced, or the cache device fails. Returns what is told to
-/// the caller who waited for it.
+/// A drain that a stopped backend holds up comes to its end: the volume is fenced, or the cache
+/// device fails. Returns what is told to the caller who waited for it.
 pub fn end_of_drain(w: &mut World, fenced: bool) -> ControlError {
     if fenced {
         w.backend_result = Err(IoError::Fenced);

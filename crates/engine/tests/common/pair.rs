@@ -140,7 +140,13 @@ impl Pair {
     }
 
     /// A change or flush that is answered when both have it.
-    pub fn op(&mut self, op: Op, offset: u64, len: u64, data: Option<&[u8]>) -> Result<(), RequestError> {
+    pub fn op(
+        &mut self,
+        op: Op,
+        offset: u64,
+        len: u64,
+        data: Option<&[u8]>,
+    ) -> Result<(), RequestError> {
         let (id, buf) = self.owner.request(0, op, offset, len, data);
         self.exchange();
         let reply = self.owner.replies.remove(&id).expect("both have it");

@@ -16,9 +16,11 @@ use tidepool_engine::api::BLOCK_BYTES;
 pub enum Holds {
     /// Zeroes.
     Zero,
-    /// The number over and over, 32 bits little-endian: many blocks that take little room in the packed image.
+    /// The number over and over, 32 bits little-endian: many blocks that take little room in the
+    /// packed image.
     Fill(u32),
-    /// 16 bytes over and over that name the block: the number (32 bits), the block (64 bits), the number's complement.
+    /// 16 bytes over and over that name the block: the number (32 bits), the block (64 bits), the
+    /// number's complement.
     Stamp(u32),
     /// Nothing that can be read.
     Lost,
@@ -44,7 +46,11 @@ impl Holds {
     /// What the content of a block, or of the part of it that a volume has, says.
     pub fn of(bytes: &[u8], block: u64) -> Option<Holds> {
         let number = u32::from_le_bytes(bytes[..4].try_into().expect("four bytes"));
-        let all = if number == 0 { [Holds::Zero; 2] } else { [Holds::Fill(number), Holds::Stamp(number)] };
+        let all = if number == 0 {
+            [Holds::Zero; 2]
+        } else {
+            [Holds::Fill(number), Holds::Stamp(number)]
+        };
         all.into_iter().find(|holds| holds.content(block)[..bytes.len()] == *bytes)
     }
 
@@ -115,12 +121,15 @@ impl From<Stretch> for String {
 /// Adds a block behind those of a list.
 pub fn push(list: &mut Vec<Stretch>, block: u64, dirty: Option<bool>, holds: Holds) {
     match list.last_mut() {
-        Some(last) if (last.last + 1, last.dirty, last.holds) == (block, dirty, holds) => last.last = block,
+        Some(last) if (last.last + 1, last.dirty, last.holds) == (block, dirty, holds) => {
+            last.last = block
+        }
         _ => list.push(Stretch { first: block, last: block, dirty, holds }),
     }
 }
 
-/// What the names of packed files end with: gzip needs a byte for a thousand that are alike, and a second pass takes those away.
+/// What the names of packed files end with: gzip needs a byte for a thousand that are alike, and a
+/// second pass takes those away.
 pub const PACKED: &str = ".gz.gz";
 
 /// Reads what was packed, with the zeroes that were left out at its end.

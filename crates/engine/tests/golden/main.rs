@@ -1,9 +1,11 @@
-//! Golden images: caches that earlier versions have written and every later one must read, with everything in them.
+//! Golden images: caches that earlier versions have written and every later one must read, with
+//! everything in them.
 //!
-//! `vN/NAME.gz.gz` is a cache device as version N of the format has left it, packed by gzip twice and without the zeroes at its end;
-//! `vN/NAME.json` says what is in it. `zcat NAME.gz.gz | zcat >cache && truncate -s DEVICE_BYTES cache` makes a file for
-//! `tidepool cache inspect`. Whatever stands in the directory is read. A committed image is never made anew: docs/format.md says
-//! how another one is added.
+//! `vN/NAME.gz.gz` is a cache device as version N of the format has left it, packed by gzip twice
+//! and without the zeroes at its end; `vN/NAME.json` says what is in it.
+//! `zcat NAME.gz.gz | zcat >cache && truncate -s DEVICE_BYTES cache` makes a file for
+//! `tidepool cache inspect`. Whatever stands in the directory is read. A committed image is never
+//! made anew: docs/format.md says how another one is added.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -36,7 +38,8 @@ fn all() -> Vec<Golden> {
         let directory = manifest::directory(version);
         let entries = fs::read_dir(&directory).expect("every version has golden images");
         let text = |name: OsString| name.into_string().expect("ASCII");
-        let files: BTreeSet<_> = entries.map(|entry| text(entry.expect("an entry").file_name())).collect();
+        let files: BTreeSet<_> =
+            entries.map(|entry| text(entry.expect("an entry").file_name())).collect();
         let name = |file: &String| file.split('.').next().map(str::to_owned);
         let names: BTreeSet<_> = files.iter().filter_map(name).collect();
         assert!(!names.is_empty(), "there is no golden image of version {version}");
@@ -50,8 +53,13 @@ fn all() -> Vec<Golden> {
         }
     }
     let directories = fs::read_dir(manifest::root()).expect("a directory");
-    let directories = directories.filter(|entry| entry.as_ref().expect("an entry").path().is_dir()).count();
-    assert_eq!(directories, usize::from(FORMAT_VERSION), "there are images of a version that nobody reads");
+    let directories =
+        directories.filter(|entry| entry.as_ref().expect("an entry").path().is_dir()).count();
+    assert_eq!(
+        directories,
+        usize::from(FORMAT_VERSION),
+        "there are images of a version that nobody reads"
+    );
     images
 }
 
@@ -69,7 +77,8 @@ fn found(contents: &Contents, device: &mut MemoryDevice, id: VolumeId) -> Vec<St
                 Content::Data(bytes) => {
                     let bytes = &bytes[i as usize * BLOCK_BYTES..];
                     let bytes = &bytes[..bytes.len().min(BLOCK_BYTES)];
-                    Holds::of(bytes, first + i).unwrap_or_else(|| panic!("block {} is no block", first + i))
+                    Holds::of(bytes, first + i)
+                        .unwrap_or_else(|| panic!("block {} is no block", first + i))
                 }
             };
             push(&mut list, first + i, Some(stretch.dirty), holds);
@@ -147,13 +156,15 @@ fn read(w: &mut World, volume: &Volume, expected: &[Option<Vec<u8>>], first: u64
     let mut at = first;
     while at <= last {
         let block = |block: u64| expected[block as usize].as_ref();
-        let n = (at..=last).take(READ_BLOCKS as usize).take_while(|&b| block(b).is_some()).count() as u64;
+        let n = (at..=last).take(READ_BLOCKS as usize).take_while(|&b| block(b).is_some()).count()
+            as u64;
         let offset = at * BLOCK_BYTES as u64;
         if n == 0 {
             let found = w.try_read(volume.number, offset, BLOCK_BYTES as u64);
             assert_eq!(found, Err(RequestError::Io), "{}: block {at} is lost", volume.name);
         } else {
-            let bytes: Vec<u8> = (at..at + n).flat_map(|b| block(b).expect("not lost")).copied().collect();
+            let bytes: Vec<u8> =
+                (at..at + n).flat_map(|b| block(b).expect("not lost")).copied().collect();
             let found = w.read(volume.number, offset, bytes.len() as u64);
             assert!(found == bytes, "{}: blocks {at} to {}", volume.name, at + n - 1);
         }
@@ -161,8 +172,9 @@ fn read(w: &mut World, volume: &Volume, expected: &[Option<Vec<u8>>], first: u64
     }
 }
 
-/// What is cached is read without a backend, and what is cached of a parent by its clone. Where room is short, opening goes on with
-/// reclaim, which drops clean blocks: the others are most of them.
+/// What is cached is read without a backend, and what is cached of a parent by its clone. Where
+/// room is short, opening goes on with reclaim, which drops clean blocks: the others are most of
+/// them.
 fn read_cached(w: &mut World, volumes: &[Volume]) {
     w.backend_stopped = true;
     let (mut clean, mut waiting) = (0, Vec::new());
@@ -178,10 +190,13 @@ fn read_cached(w: &mut World, volumes: &[Volume]) {
             let blocks: Vec<u64> = (stretch.first..=stretch.last).collect();
             clean += blocks.len();
             for blocks in blocks.chunks(READ_BLOCKS as usize) {
-                let bytes = blocks.iter().map(|&block| expected[block as usize].as_ref().expect("not lost"));
+                let bytes = blocks
+                    .iter()
+                    .map(|&block| expected[block as usize].as_ref().expect("not lost"));
                 let bytes: Vec<u8> = bytes.flatten().copied().collect();
                 let offset = blocks[0] * BLOCK_BYTES as u64;
-                let (id, buf) = w.request(through.number, Op::Read, offset, bytes.len() as u64, None);
+                let (id, buf) =
+                    w.request(through.number, Op::Read, offset, bytes.len() as u64, None);
                 waiting.push((id, buf.expect("a buffer"), bytes));
                 waiting = answered(w, waiting);
             }
@@ -205,7 +220,10 @@ fn answered(w: &mut World, sent: Sent) -> Sent {
             None => left.push((id, buf, bytes)),
             Some(result) => {
                 assert_eq!(result, Ok(()));
-                assert!(w.engine.arena().bytes(buf)[..bytes.len()] == bytes, "a clean block is another");
+                assert!(
+                    w.engine.arena().bytes(buf)[..bytes.len()] == bytes,
+                    "a clean block is another"
+                );
                 w.engine.arena_mut().free(buf);
             }
         }

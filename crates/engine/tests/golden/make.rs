@@ -1,7 +1,8 @@
-//! Makes golden images of the version that is current: `cargo test -p tidepool-engine --test golden -- --ignored make`.
+//! Makes golden images of the version that is current:
+//! `cargo test -p tidepool-engine --test golden -- --ignored make`.
 //!
-//! The core is driven step by step on a device in memory, so that the same commit makes the same bytes. An image that exists
-//! stays as it is.
+//! The core is driven step by step on a device in memory, so that the same commit makes the same
+//! bytes. An image that exists stays as it is.
 
 use crate::common::{MIB, World, spec};
 use crate::content::{Holds, Stretch, push};
@@ -50,8 +51,10 @@ impl Life {
         let number = self.models.len() as u16;
         let blocks = spec.size_bytes.div_ceil(BLOCK_BYTES as u64);
         let each = blocks.div_ceil(fills.len() as u64);
-        let holds: Vec<Holds> = (0..blocks).map(|b| Holds::Fill(fills[(b / each) as usize])).collect();
-        let mut image: Vec<u8> = (0..).zip(&holds).flat_map(|(block, holds)| holds.content(block)).collect();
+        let holds: Vec<Holds> =
+            (0..blocks).map(|b| Holds::Fill(fills[(b / each) as usize])).collect();
+        let mut image: Vec<u8> =
+            (0..).zip(&holds).flat_map(|(block, holds)| holds.content(block)).collect();
         image.truncate(spec.size_bytes as usize);
         self.w.images.push(image);
         self.models.push(holds);
@@ -116,7 +119,10 @@ impl Life {
             let bytes = self.w.read(number, offset, len);
             for (block, bytes) in part.zip(bytes.chunks(BLOCK_BYTES)) {
                 let holds = self.models[usize::from(number)][block as usize];
-                assert!(holds.content(block)[..bytes.len()] == *bytes, "volume {number}, block {block}");
+                assert!(
+                    holds.content(block)[..bytes.len()] == *bytes,
+                    "volume {number}, block {block}"
+                );
             }
         }
     }
@@ -161,7 +167,8 @@ impl Life {
         self.set(number, block..block + 1, Holds::Lost);
     }
 
-    /// What dirty blocks a volume has is forgotten with the header of their record: it fails when the cache is opened.
+    /// What dirty blocks a volume has is forgotten with the header of their record: it fails when
+    /// the cache is opened.
     fn fail(&mut self, number: u16) {
         let of_volume = |block: &&mut [u8]| {
             format::open::<RecordHeader>(block)
@@ -222,7 +229,8 @@ impl Life {
             volumes,
         };
         println!("{name}: {:?}", manifest.recovery);
-        Golden { name: format!("v{FORMAT_VERSION}/{name}"), manifest, device: self.w.device.0 }.write();
+        Golden { name: format!("v{FORMAT_VERSION}/{name}"), manifest, device: self.w.device.0 }
+            .write();
     }
 
     fn image(&self, number: u16) -> Vec<Stretch> {
@@ -385,10 +393,14 @@ fn crowded(life: &mut Life) {
 fn undrained(life: &mut Life) {
     // What is written of a last block that is only a part is merged with what was there.
     life.fill(ORDERED, 6140..6145);
-    // A group whose redo is committed and not in the image, one that is closed, and an open one above it.
+    // A group whose redo is committed and not in the image, one that is closed, and an open one
+    // above it.
     life.w.stopped = [CLONE, PLAIN, FAILED].map(VolumeId).into();
     life.w.holds = |op| {
-        matches!(op, BackendOp::Write { .. } | BackendOp::Discard { .. } | BackendOp::WriteZeroes { .. })
+        matches!(
+            op,
+            BackendOp::Write { .. } | BackendOp::Discard { .. } | BackendOp::WriteZeroes { .. }
+        )
     };
     life.stamp(ORDERED, 300..400, 10);
     life.w.pass(3 * SECOND);
@@ -436,7 +448,12 @@ fn behind_the_checkpoint(life: &mut Life) {
     life.write_unmodelled(PLAIN, 1016..1024, Holds::Stamp(44));
     life.write_unmodelled(PLAIN, 1030..1032, Holds::Stamp(45));
     let torn = Holds::Stamp(44).content(1020);
-    life.w.device.0.chunks_mut(BLOCK_BYTES).filter(|block| **block == torn).for_each(|block| block.fill(0));
+    life.w
+        .device
+        .0
+        .chunks_mut(BLOCK_BYTES)
+        .filter(|block| **block == torn)
+        .for_each(|block| block.fill(0));
 }
 
 /// The life has come to all that it was made for.
@@ -444,7 +461,8 @@ fn has_everything(life: &mut Life) {
     let contents = Contents::open(&mut life.w.device).expect("a cache");
     let census = census(&life.w.device.0, &contents);
     println!("{census:?}");
-    let all = [(Stream::Log, WRITE), (Stream::Fill, FILL), (Stream::Main, FILL), (Stream::Main, MOVE)];
+    let all =
+        [(Stream::Log, WRITE), (Stream::Fill, FILL), (Stream::Main, FILL), (Stream::Main, MOVE)];
     assert!(all.iter().all(|kind| census.records.contains(kind)));
     let tail = [(Stream::Log, WRITE), (Stream::Fill, FILL), (Stream::Main, MOVE)];
     assert!(tail.iter().all(|kind| census.tail.contains(kind)));
@@ -497,7 +515,8 @@ fn reused() {
             life.restart();
         }
     }
-    // With the backends stopped everything clean has to go, and what is left of each segment is moved.
+    // With the backends stopped everything clean has to go, and what is left of each segment is
+    // moved.
     life.w.stopped = [plain, ordered].map(VolumeId).into();
     for step in 0..300u64 {
         life.write(plain, step * 40..step * 40 + 4, Holds::Fill(150 + step as u32 % 8));

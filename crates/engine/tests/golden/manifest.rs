@@ -76,7 +76,11 @@ impl Volume {
             name: self.name.clone(),
             backend: self.backend.clone(),
             size_bytes: self.size_bytes,
-            mode: *MODES.iter().find(|mode| mode.0 == self.mode).map(|(_, mode)| mode).expect("a mode"),
+            mode: *MODES
+                .iter()
+                .find(|mode| mode.0 == self.mode)
+                .map(|(_, mode)| mode)
+                .expect("a mode"),
             drain: match self.drain.as_str() {
                 "grouped" => DrainOrder::Grouped,
                 "unordered" => DrainOrder::Unordered,
@@ -105,12 +109,14 @@ impl Volume {
     /// What a client has to read: of each block its bytes, or nothing if it is lost.
     pub fn expected(&self) -> Vec<Option<Vec<u8>>> {
         let image = self.image();
-        let mut blocks: Vec<_> = image.chunks(BLOCK_BYTES).map(|block| Some(block.to_vec())).collect();
+        let mut blocks: Vec<_> =
+            image.chunks(BLOCK_BYTES).map(|block| Some(block.to_vec())).collect();
         for stretch in &self.cache {
             for block in stretch.first..=stretch.last {
                 let bytes = &mut blocks[block as usize];
                 let len = bytes.as_ref().expect("a block is in one stretch").len();
-                *bytes = (stretch.holds != Holds::Lost).then(|| stretch.holds.content(block)[..len].to_vec());
+                *bytes = (stretch.holds != Holds::Lost)
+                    .then(|| stretch.holds.content(block)[..len].to_vec());
             }
         }
         blocks
@@ -153,7 +159,8 @@ impl Golden {
         let directory = directory(version);
         let text = fs::read_to_string(directory.join(format!("{name}.json"))).expect("a manifest");
         let name = format!("v{version}/{name}");
-        let manifest: Manifest = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let manifest: Manifest =
+            serde_json::from_str(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
         let device = unpack(&root().join(format!("{name}{PACKED}")), manifest.device_bytes);
         Golden { name, manifest, device }
     }

@@ -57,8 +57,10 @@ fn a_record_of_a_newer_version_is_refused_and_never_cut_as_a_torn_tail() {
         for (kind, checkpoint) in [(SEGMENT, SEGMENT_CHECKPOINT), (RECORD, RECORD_CHECKPOINT)] {
             let block = |i: usize| &golden.device[i * BLOCK_BYTES..][..BLOCK_BYTES];
             let behind = |&i: &usize| number(block(i), checkpoint) == newest;
-            let tail: Vec<usize> = blocks(&golden.device, kind).into_iter().filter(behind).collect();
-            *(if checkpoint == RECORD_CHECKPOINT { &mut records } else { &mut segments }) += tail.len();
+            let tail: Vec<usize> =
+                blocks(&golden.device, kind).into_iter().filter(behind).collect();
+            *(if checkpoint == RECORD_CHECKPOINT { &mut records } else { &mut segments }) +=
+                tail.len();
             let some = [tail.first(), tail.get(tail.len() / 2), tail.last()];
             for &block in some.into_iter().flatten() {
                 refused(&golden, kind, block);
@@ -77,7 +79,8 @@ fn a_version_that_does_not_verify_is_damage_like_any_other() {
                 raise(&mut device.0, kind, block, false);
             }
         }
-        let contents = Contents::open(&mut device).unwrap_or_else(|e| panic!("{}: {e}", golden.name));
+        let contents =
+            Contents::open(&mut device).unwrap_or_else(|e| panic!("{}: {e}", golden.name));
         assert_eq!(contents.recovery().checkpoint, newest_checkpoint(&golden), "{}", golden.name);
     }
 }

@@ -20,10 +20,12 @@ const POLL: Duration = Duration::from_millis(10);
 /// why not, in one line.
 pub(super) fn probe(module: &str) -> Result<(), String> {
     process::need(PROGRAM, PACKAGE)?;
-    let libraries = fs::read_dir("/usr/lib").into_iter().flatten().flatten().map(|entry| entry.path());
+    let libraries =
+        fs::read_dir("/usr/lib").into_iter().flatten().flatten().map(|entry| entry.path());
     let mut places = libraries.chain(["/usr/lib", "/usr/lib64"].map(PathBuf::from));
-    let there =
-        places.any(|place| ["qemu", "qemu-kvm"].iter().any(|qemu| place.join(qemu).join(module).exists()));
+    let there = places.any(|place| {
+        ["qemu", "qemu-kvm"].iter().any(|qemu| place.join(qemu).join(module).exists())
+    });
     if there {
         return Ok(());
     }
@@ -42,13 +44,18 @@ pub(super) struct Exporter {
 impl Exporter {
     /// Starts a server on the hypervisor of an image's clients. `blockdev` is QEMU's option for the
     /// image's driver.
-    pub(super) fn start(site: &Site, image: &Image, blockdev: &str) -> Result<Exporter, AccessError> {
-        let [socket, pid, log] =
-            ["nbd", "pid", "log"].map(|what| site.directory.join(format!("access-{}.{what}", image.name)));
+    pub(super) fn start(
+        site: &Site,
+        image: &Image,
+        blockdev: &str,
+    ) -> Result<Exporter, AccessError> {
+        let [socket, pid, log] = ["nbd", "pid", "log"]
+            .map(|what| site.directory.join(format!("access-{}.{what}", image.name)));
         for old in [&socket, &pid] {
             let _ = fs::remove_file(old);
         }
-        let output = File::create(&log).map_err(failed(format!("cannot make {}", log.display())))?;
+        let output =
+            File::create(&log).map_err(failed(format!("cannot make {}", log.display())))?;
         let mut command = Command::new(PROGRAM);
         // Requests bypass the host's caches, and flushes reach the image.
         command
@@ -57,9 +64,15 @@ impl Exporter {
         let server = quoted(&socket.display().to_string());
         command.arg("--nbd-server").arg(format!("addr.type=unix,addr.path={server}"));
         let name = quoted(&image.name);
-        command.arg("--export").arg(format!("type=nbd,id=export,node-name=disk,name={name},writable=on"));
+        command
+            .arg("--export")
+            .arg(format!("type=nbd,id=export,node-name=disk,name={name},writable=on"));
         command.arg("--pidfile").arg(&pid);
-        command.current_dir(&site.directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(output);
+        command
+            .current_dir(&site.directory)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(output);
         let line = format!("{command:?}").replace('"', "");
         image.node.iter().for_each(|node| node.namespace.enter(&mut command));
         let process = Process::spawn(command).map_err(failed(format!("cannot run {PROGRAM}")))?;
@@ -71,10 +84,14 @@ impl Exporter {
     fn wait(&self, file: &Path, line: &str) -> Result<(), AccessError> {
         let start = Instant::now();
         while !file.exists() {
-            let ended = self.process.ended().map_err(failed(format!("cannot look at {PROGRAM}")))?;
+            let ended =
+                self.process.ended().map_err(failed(format!("cannot look at {PROGRAM}")))?;
             if ended.is_some() || start.elapsed() > LIMIT {
                 let why = ended.unwrap_or_else(|| "it does not offer the image".into());
-                return Err(AccessError::Command { command: line.into(), output: self.last_words(&why) });
+                return Err(AccessError::Command {
+                    command: line.into(),
+                    output: self.last_words(&why),
+                });
             }
             std::thread::sleep(POLL);
         }
@@ -112,7 +129,8 @@ impl Exporter {
         match self.process.ended().map_err(failed(format!("cannot look at {PROGRAM}")))? {
             None => Ok(()),
             Some(how) => {
-                let what = format!("{PROGRAM} for {} has ended: {}", self.image, self.last_words(&how));
+                let what =
+                    format!("{PROGRAM} for {} has ended: {}", self.image, self.last_words(&how));
                 Err(AccessError::NotInPlace { access, what })
             }
         }

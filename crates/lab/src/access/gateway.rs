@@ -80,13 +80,16 @@ impl Gateway {
     /// Starts a gateway with a target for each image.
     pub(super) fn start(site: &Site, store: Store) -> Result<Gateway, AccessError> {
         let conf = librbd::conf(&site.conf, &site.directory, NAME)?;
-        let [control, log] = ["control", "log"].map(|what| site.directory.join(format!("{NAME}.{what}")));
+        let [control, log] =
+            ["control", "log"].map(|what| site.directory.join(format!("{NAME}.{what}")));
         let portal = match &site.gateway {
             Some(node) => SocketAddrV4::new(node.address, PORT),
             None => free_portal().map_err(failed("cannot find a free port"))?,
         };
-        let output = File::create(&log).map_err(failed(format!("cannot make {}", log.display())))?;
-        let errors = output.try_clone().map_err(failed(format!("cannot open {}", log.display())))?;
+        let output =
+            File::create(&log).map_err(failed(format!("cannot make {}", log.display())))?;
+        let errors =
+            output.try_clone().map_err(failed(format!("cannot open {}", log.display())))?;
         let mut command = Command::new(PROGRAM);
         command.args(["-f", "--iscsi"]).arg(format!("portal={portal}"));
         command.env("TGT_IPC_SOCKET", &control).env("CEPH_CONF", &conf);
@@ -106,7 +109,9 @@ impl Gateway {
     fn wait(&self) -> Result<(), AccessError> {
         let start = Instant::now();
         loop {
-            let Err(error) = self.tell(&["--mode", "target", "--op", "show"]) else { return Ok(()) };
+            let Err(error) = self.tell(&["--mode", "target", "--op", "show"]) else {
+                return Ok(());
+            };
             self.holds()?;
             if start.elapsed() > LIMIT {
                 return Err(error);
@@ -122,7 +127,8 @@ impl Gateway {
         self.tell(&["--mode", "target", "--op", "new", "--tid", &number, "--targetname", &name])?;
         let unit = ["--mode", "logicalunit", "--op", "new", "--tid", &number, "--lun", &unit];
         self.tell(&[&unit[..], &["--bstype", store, "--backing-store", &backing]].concat())?;
-        let words = ["--mode", "target", "--op", "bind", "--tid", &number, "--initiator-address", "ALL"];
+        let words =
+            ["--mode", "target", "--op", "bind", "--tid", &number, "--initiator-address", "ALL"];
         self.tell(&words).map(drop)
     }
 
@@ -135,12 +141,18 @@ impl Gateway {
             .args(words)
             .env("TGT_IPC_SOCKET", &self.control);
         let line = format!("tgtadm {}", words.join(" "));
-        let output = command.stdin(Stdio::null()).output().map_err(failed(format!("cannot run `{line}`")))?;
+        let output = command
+            .stdin(Stdio::null())
+            .output()
+            .map_err(failed(format!("cannot run `{line}`")))?;
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
         let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
-        Err(AccessError::Command { command: line, output: format!("{said}; its log: {}", self.last_words()) })
+        Err(AccessError::Command {
+            command: line,
+            output: format!("{said}; its log: {}", self.last_words()),
+        })
     }
 
     /// The last line of the gateway's log.
@@ -169,7 +181,8 @@ impl Gateway {
             let Some(target) = target.filter(|target| target.stores.contains(&wanted)) else {
                 return Err(not(format!("there is no target {name} with {}", wanted.join(" "))));
             };
-            let address = image.node.as_ref().map_or(Ipv4Addr::LOCALHOST, |node| node.address).to_string();
+            let address =
+                image.node.as_ref().map_or(Ipv4Addr::LOCALHOST, |node| node.address).to_string();
             if !target.initiators.contains(&address) {
                 return Err(not(format!(
                     "{name} has no initiator at {address}, but {:?}",
@@ -187,7 +200,9 @@ impl Gateway {
     pub(super) fn holds(&self) -> Result<(), AccessError> {
         match self.process.ended().map_err(failed(format!("cannot look at {PROGRAM}")))? {
             None => Ok(()),
-            Some(how) => Err(not(format!("{PROGRAM} has ended ({how}); its log: {}", self.last_words()))),
+            Some(how) => {
+                Err(not(format!("{PROGRAM} has ended ({how}); its log: {}", self.last_words())))
+            }
         }
     }
 
@@ -195,7 +210,15 @@ impl Gateway {
     /// half a minute.
     pub(super) fn stop(mut self) -> Result<(), AccessError> {
         for number in 1..=self.images.len() {
-            self.tell(&["--mode", "target", "--op", "delete", "--force", "--tid", &number.to_string()])?;
+            self.tell(&[
+                "--mode",
+                "target",
+                "--op",
+                "delete",
+                "--force",
+                "--tid",
+                &number.to_string(),
+            ])?;
         }
         self.tell(&["--mode", "system", "--op", "delete"])?;
         match self.process.wait(LIMIT).map_err(failed(format!("cannot wait for {PROGRAM}")))? {

@@ -101,7 +101,10 @@ impl Guests {
     ///
     /// # Errors
     /// When a guest does not boot, or does not find its disk. No guest is left then.
-    pub(crate) fn enter(&mut self, within: &dyn Fn(&str) -> Option<Endpoint>) -> Result<(), AccessError> {
+    pub(crate) fn enter(
+        &mut self,
+        within: &dyn Fn(&str) -> Option<Endpoint>,
+    ) -> Result<(), AccessError> {
         self.inside.clear();
         self.librbd = None;
         let entered = self.boot_all(within);
@@ -115,9 +118,10 @@ impl Guests {
         for image in self.site.images.clone() {
             let devices = match self.behind {
                 _ if self.access.maps() => krbd::devices(),
-                Behind::Nothing => {
-                    virtio(&format!("driver=null-co,size={NOTHING_BYTES},read-zeroes=on"), Cache::Off)
-                }
+                Behind::Nothing => virtio(
+                    &format!("driver=null-co,size={NOTHING_BYTES},read-zeroes=on"),
+                    Cache::Off,
+                ),
                 Behind::Images => {
                     let blockdev = self.blockdev(&image, within(&image.name))?;
                     virtio(&blockdev, self.librbd.unwrap_or(Cache::Off))
@@ -145,16 +149,20 @@ impl Guests {
                 quoted(&export)
             )),
             Some(Endpoint::Rbd { conf, .. }) => {
-                let told =
-                    fs::read_to_string(&conf).map_err(failed(format!("cannot read {}", conf.display())))?;
+                let told = fs::read_to_string(&conf)
+                    .map_err(failed(format!("cannot read {}", conf.display())))?;
                 self.librbd = Some(if told.contains(CACHE) { Cache::On } else { Cache::Off });
                 let conf = librbd::conf(&conf, &self.site.directory, NAME)?;
-                Ok(format!("driver=rbd,pool=rbd,image={},conf={}", quoted(&image.name), text(&conf)))
+                Ok(format!(
+                    "driver=rbd,pool=rbd,image={},conf={}",
+                    quoted(&image.name),
+                    text(&conf)
+                ))
             }
-            other => {
-                Err(self
-                    .not(format!("a guest has no disk on {other:?}, which is in front of {}", image.name)))
-            }
+            other => Err(self.not(format!(
+                "a guest has no disk on {other:?}, which is in front of {}",
+                image.name
+            ))),
         }
     }
 
@@ -198,9 +206,11 @@ impl Guests {
         let mut flushed = Vec::new();
         for (image, vm) in &self.inside {
             let said = vm.tell(&["cat", &self.in_sysfs("stat")])?;
-            let flushes = said.split_whitespace().nth(FLUSHES_FIELD).and_then(|count| count.parse().ok());
-            let flushes: u64 = flushes
-                .ok_or_else(|| self.not(format!("the guest {} counts no flushes: {said}", vm.name())))?;
+            let flushes =
+                said.split_whitespace().nth(FLUSHES_FIELD).and_then(|count| count.parse().ok());
+            let flushes: u64 = flushes.ok_or_else(|| {
+                self.not(format!("the guest {} counts no flushes: {said}", vm.name()))
+            })?;
             flushed.extend((flushes > 0).then(|| image.name.clone()));
         }
         Ok(flushed)
@@ -221,14 +231,21 @@ impl Guests {
             Ok(vm.tell(&["cat", &self.in_sysfs(file)])?.trim().to_string())
         };
         let (sectors, cache) = (said("size")?, said("queue/write_cache")?);
-        let bytes = sectors.parse::<u64>().ok().filter(|sectors| *sectors > 0).map(|sectors| sectors * 512);
+        let bytes =
+            sectors.parse::<u64>().ok().filter(|sectors| *sectors > 0).map(|sectors| sectors * 512);
         let Some(bytes) = bytes else {
-            return Err(self.not(format!("the guest {} has no disk {}: {sectors}", vm.name(), self.disk())));
+            return Err(self.not(format!(
+                "the guest {} has no disk {}: {sectors}",
+                vm.name(),
+                self.disk()
+            )));
         };
         // A kernel sends no flush to a virtio-blk disk that reports write-through.
         if !self.access.maps() && cache != "write back" {
-            return Err(self
-                .not(format!("the disk of the guest {} is \"{cache}\": no flush would be sent", vm.name())));
+            return Err(self.not(format!(
+                "the disk of the guest {} is \"{cache}\": no flush would be sent",
+                vm.name()
+            )));
         }
         Ok(json!({ "guest": vm.name(), "disk": self.disk(), "bytes": bytes, "write_cache": cache }))
     }
@@ -255,12 +272,14 @@ fn virtio(blockdev: &str, cache: Cache) -> Vec<String> {
 impl InPlace for Guests {
     fn verify(&self) -> Result<Value, AccessError> {
         self.holds()?;
-        let disks = self.inside.iter().map(|(_, vm)| self.disk_of(vm)).collect::<Result<Vec<_>, _>>()?;
+        let disks =
+            self.inside.iter().map(|(_, vm)| self.disk_of(vm)).collect::<Result<Vec<_>, _>>()?;
         let mut proof = json!({ "kernel": self.boot.kernel(), "guests": disks });
         if let Some(cache) = self.librbd {
             proof["rbd_cache"] = self.caches_as_meant(cache)?;
             let opened = self.counted()?.images;
-            let wanted: BTreeSet<String> = self.inside.iter().map(|(image, _)| image.name.clone()).collect();
+            let wanted: BTreeSet<String> =
+                self.inside.iter().map(|(image, _)| image.name.clone()).collect();
             if opened != wanted {
                 return Err(self.not(format!("librbd in QEMU has {opened:?} open, not {wanted:?}")));
             }
@@ -290,7 +309,8 @@ impl InPlace for Guests {
     /// Times of the guests' processors, as the guests' kernels report them, and the counters of
     /// librbd in the guests' QEMU.
     fn counters(&self) -> Result<Map<String, Value>, AccessError> {
-        let mut counters = if self.librbd.is_some() { self.counted()?.counters } else { Map::new() };
+        let mut counters =
+            if self.librbd.is_some() { self.counted()?.counters } else { Map::new() };
         let mut sums = [0; 3];
         for (_, vm) in &self.inside {
             let text = vm.tell(&["cat", "/proc/stat"])?;
@@ -326,7 +346,8 @@ mod tests {
     fn guests(directory: &Scratch, access: Access) -> Guests {
         let conf = directory.join("client.conf");
         fs::write(&conf, "[global]\n[client]\n").expect("written");
-        let site = Site { directory: directory.path().into(), conf, gateway: None, images: Vec::new() };
+        let site =
+            Site { directory: directory.path().into(), conf, gateway: None, images: Vec::new() };
         let boot = vm::Image::unbuilt();
         Guests { access, behind: Behind::Images, boot, site, inside: Vec::new(), librbd: None }
     }
@@ -340,7 +361,9 @@ mod tests {
         let found = guests.blockdev(&image, Some(export)).expect("a disk");
         assert_eq!(found, "driver=nbd,server.type=unix,server.path=/run/a,,b.sock,export=img,,0");
         assert_eq!(guests.librbd, None, "the cache has it");
-        for (told, cache) in [("rbd cache = true\n", Cache::On), ("rbd cache = false\n", Cache::Off)] {
+        for (told, cache) in
+            [("rbd cache = true\n", Cache::On), ("rbd cache = false\n", Cache::Off)]
+        {
             let of = scratch.join("of.conf");
             fs::write(&of, format!("[global]\n[client]\n{told}")).expect("written");
             let found = guests.blockdev(&image, Some(Endpoint::rbd(of, "img,0"))).expect("a disk");
@@ -349,8 +372,10 @@ mod tests {
         }
         let conf = fs::read_to_string(scratch.join("guest.conf")).expect("QEMU's own ceph.conf");
         assert!(conf.contains("admin socket"), "its librbd is asked there: {conf}");
-        let told =
-            guests.blockdev(&image, Some(Endpoint::File("/f".into()))).expect_err("no image").to_string();
+        let told = guests
+            .blockdev(&image, Some(Endpoint::File("/f".into())))
+            .expect_err("no image")
+            .to_string();
         assert!(told.contains("in front of img,0") && !told.contains('\n'), "{told}");
     }
 
@@ -358,8 +383,13 @@ mod tests {
     fn a_disk_of_virtio_passes_the_hosts_caches_and_takes_flushes() {
         let words = |cache| virtio("driver=null-co", cache).join(" ");
         let past = words(Cache::Off);
-        assert!(past.contains("cache.direct=on,cache.no-flush=off") && past.contains("write-cache=on"));
+        assert!(
+            past.contains("cache.direct=on,cache.no-flush=off") && past.contains("write-cache=on")
+        );
         let cached = words(Cache::On);
-        assert!(cached.contains("cache.direct=off,cache.no-flush=off") && cached.contains("write-cache=on"));
+        assert!(
+            cached.contains("cache.direct=off,cache.no-flush=off")
+                && cached.contains("write-cache=on")
+        );
     }
 }

@@ -30,7 +30,9 @@ pub(super) fn probe() -> Result<(), String> {
 
 /// QEMU's options for the devices of a guest that maps an image.
 pub(super) fn devices() -> Vec<String> {
-    ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="].map(String::from).to_vec()
+    ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="]
+        .map(String::from)
+        .to_vec()
 }
 
 /// The addresses of a cluster's monitors, as the kernel's client expects them.
@@ -40,10 +42,14 @@ pub(super) struct Monitors(String);
 impl Monitors {
     /// Reads the addresses from ceph.conf.
     pub(super) fn of(conf: &Path) -> Result<Monitors, AccessError> {
-        let text = fs::read_to_string(conf).map_err(failed(format!("cannot read {}", conf.display())))?;
+        let text =
+            fs::read_to_string(conf).map_err(failed(format!("cannot read {}", conf.display())))?;
         Monitors::read(&text).ok_or_else(|| AccessError::NotInPlace {
             access: Access::Krbd,
-            what: format!("{} names no monitor with an address of the first messenger", conf.display()),
+            what: format!(
+                "{} names no monitor with an address of the first messenger",
+                conf.display()
+            ),
         })
     }
 
@@ -52,7 +58,8 @@ impl Monitors {
             let (key, value) = line.split_once('=')?;
             Some((key.trim().replace('_', " "), value)).filter(|(key, _)| key == "mon host")
         })?;
-        let addresses = hosts.split(|c: char| "[], ".contains(c)).filter_map(|word| word.strip_prefix("v1:"));
+        let addresses =
+            hosts.split(|c: char| "[], ".contains(c)).filter_map(|word| word.strip_prefix("v1:"));
         let addresses: Vec<&str> = addresses.collect();
         (!addresses.is_empty()).then(|| Monitors(addresses.join(",")))
     }
@@ -67,9 +74,15 @@ impl Monitors {
         run(vm, NETWORK)?;
         let local = self.0.starts_with("127.");
         if local {
-            run(vm, "ip addr del 127.0.0.1/8 dev lo; ip route add 127.0.0.1/32 via 10.0.2.2 dev eth0")?;
+            run(
+                vm,
+                "ip addr del 127.0.0.1/8 dev lo; ip route add 127.0.0.1/32 via 10.0.2.2 dev eth0",
+            )?;
         }
-        run(vm, &format!("echo '{}' >/sys/bus/rbd/add_single_major && [ -b {DISK} ]", self.line(image)))
+        run(
+            vm,
+            &format!("echo '{}' >/sys/bus/rbd/add_single_major && [ -b {DISK} ]", self.line(image)),
+        )
     }
 }
 
@@ -80,8 +93,11 @@ pub(super) fn unmap(vm: &Vm) -> Result<(), AccessError> {
 
 /// Runs a script in a guest. The script must print nothing unless it fails.
 fn run(vm: &Vm, script: &str) -> Result<(), AccessError> {
-    let said =
-        vm.tell(&["sh", "-c", &format!("{{ {script}; }} || echo \"it failed; $(dmesg | tail -n 1)\"")])?;
+    let said = vm.tell(&[
+        "sh",
+        "-c",
+        &format!("{{ {script}; }} || echo \"it failed; $(dmesg | tail -n 1)\""),
+    ])?;
     let said = said.trim().replace('\n', "; ");
     if said.is_empty() {
         return Ok(());

@@ -41,7 +41,11 @@ pub(super) struct Counted {
 
 impl Counted {
     /// Reads the counters of processes that were started with [`conf`].
-    pub(super) fn now(directory: &Path, name: &str, processes: &[u32]) -> Result<Counted, AccessError> {
+    pub(super) fn now(
+        directory: &Path,
+        name: &str,
+        processes: &[u32],
+    ) -> Result<Counted, AccessError> {
         Ok(Counted::of(&ask_all(directory, name, processes, "perf dump")?))
     }
 
@@ -49,7 +53,8 @@ impl Counted {
         let sections = dumps.iter().filter_map(Value::as_object).flatten();
         // The section of an image is called librbd-ID-POOL-IMAGE. No other section's name begins
         // with `librbd-`.
-        let opened = sections.filter_map(|(name, section)| Some((name.strip_prefix("librbd-")?, section)));
+        let opened =
+            sections.filter_map(|(name, section)| Some((name.strip_prefix("librbd-")?, section)));
         let mut counted = Counted::default();
         let mut add = |name: &str, value: f64| {
             let sum = counted.counters.get(name).and_then(Value::as_u64).unwrap_or(0);
@@ -118,8 +123,13 @@ mod tests {
         ];
         let found = Counted::of(&dumps);
         assert_eq!(found.images, ["a-b", "img0"].map(String::from).into());
-        let wanted =
-            [("reads", 15), ("read_us", 750_000), ("flushes", 3), ("read_bytes", 61_440), ("writes", 0)];
+        let wanted = [
+            ("reads", 15),
+            ("read_us", 750_000),
+            ("flushes", 3),
+            ("read_bytes", 61_440),
+            ("writes", 0),
+        ];
         for (name, value) in wanted {
             assert_eq!(found.counters[name], value, "{name}");
         }

@@ -28,7 +28,18 @@ use crate::vm::VmError;
 
 /// An access path.
 #[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, JsonSchema,
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Default,
+    Serialize,
+    Deserialize,
+    JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Access {
@@ -82,7 +93,9 @@ impl Access {
             Access::Librbd => "librbd in the client",
             Access::Nbd => "an NBD server in the hypervisor, which has librbd",
             Access::Iscsi => "an initiator in the hypervisor, and a gateway that has librbd",
-            Access::Guest => "a guest, whose disk its QEMU has by librbd or from the cache in the hypervisor",
+            Access::Guest => {
+                "a guest, whose disk its QEMU has by librbd or from the cache in the hypervisor"
+            }
             Access::Krbd => "a guest whose kernel maps the image, past the page cache",
             Access::KrbdWriteback => "a guest whose kernel maps the image, through the page cache",
             Access::KrbdUnsafe => {

@@ -45,7 +45,8 @@ impl InPlace for Nbd {
     fn verify(&self) -> Result<Value, AccessError> {
         self.holds()?;
         let opened = self.counted()?.images;
-        let wanted: BTreeSet<String> = self.servers.iter().map(|server| server.image().to_string()).collect();
+        let wanted: BTreeSet<String> =
+            self.servers.iter().map(|server| server.image().to_string()).collect();
         if opened != wanted {
             let what = format!("librbd in the servers has {opened:?} open, not {wanted:?}");
             return Err(AccessError::NotInPlace { access: Access::Nbd, what });

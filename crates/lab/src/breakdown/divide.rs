@@ -166,8 +166,10 @@ fn in_daemon(cut: &mut Cut, run: &Run, kind: &str, rest: Part, parts: impl FnOnc
 
 /// Counts of the SSDs of the hypervisors with clients, together.
 fn own_ssds(run: &Run) -> Counts {
-    let own =
-        HOST_SSDS.iter().take(run.hypervisors as usize).filter_map(|name| run.counted.devices.get(*name));
+    let own = HOST_SSDS
+        .iter()
+        .take(run.hypervisors as usize)
+        .filter_map(|name| run.counted.devices.get(*name));
     own.fold(Counts::default(), |sum, counts| sum.plus(*counts))
 }
 
@@ -175,7 +177,11 @@ fn own_ssds(run: &Run) -> Counts {
 /// such copies.
 fn second_ssds(run: &Run) -> Option<Counts> {
     words::without_copy(&run.cell.placement)?;
-    if run.hypervisors > 1 { Some(own_ssds(run)) } else { run.counted.devices.get(HOST_SSDS[1]).copied() }
+    if run.hypervisors > 1 {
+        Some(own_ssds(run))
+    } else {
+        run.counted.devices.get(HOST_SSDS[1]).copied()
+    }
 }
 
 /// Part of the blocks that were cache hits. If there are two caches, of the one nearest to the
@@ -198,8 +204,10 @@ fn loads(run: &Run) -> Vec<Load> {
     let seconds = seconds(run);
     // A document may contain any numbers. Their sums are computed as floats, because integers might
     // overflow.
-    let commands = |counts: &Counts| counts.reads as f64 + counts.writes as f64 + counts.flushes as f64;
-    let total_us = |counts: &Counts| counts.read_us as f64 + counts.write_us as f64 + counts.flush_us as f64;
+    let commands =
+        |counts: &Counts| counts.reads as f64 + counts.writes as f64 + counts.flushes as f64;
+    let total_us =
+        |counts: &Counts| counts.read_us as f64 + counts.write_us as f64 + counts.flush_us as f64;
     let load = |(device, counts): (&String, &Counts)| {
         // Rates come from the samples, whose length is known.
         let sampled = run.samples.iter().filter_map(|sample| sample.devices.get(device));
@@ -227,8 +235,9 @@ pub fn breakdown(run: &Run) -> Breakdown {
     let stages = Stages(&run.counted.stages);
     let (ssd, copies) = (own_ssds(run), second_ssds(run));
     let hit_ratio = hit_ratio(run);
-    let usable =
-        |figures: &&Figures| figures.iops > 0.0 && figures.mean_us.is_finite() && figures.mean_us > 0.0;
+    let usable = |figures: &&Figures| {
+        figures.iops > 0.0 && figures.mean_us.is_finite() && figures.mean_us > 0.0
+    };
     let on_host = words::on_host(&run.cell.placement);
     // A cache in the client's memory has no counters, and requests do not wait for the OSDs behind
     // it.
@@ -243,8 +252,11 @@ pub fn breakdown(run: &Run) -> Breakdown {
             let over_gateway = path(run).is_some_and(|(access, _)| access == Access::Iscsi);
             // To the gateway, and on to the OSD. Nothing counts how long a miss is in the gateway,
             // so that the rest is not only the daemon's.
-            let (ways, rest) =
-                if over_gateway && hits < 1.0 { (2.0, Part::NotAccounted) } else { (1.0, Part::CacheDaemon) };
+            let (ways, rest) = if over_gateway && hits < 1.0 {
+                (2.0, Part::NotAccounted)
+            } else {
+                (1.0, Part::CacheDaemon)
+            };
             in_daemon(&mut cut, run, "read", rest, |cut| {
                 cut.take(Part::CacheSsd, hits * mean_us(ssd.read_us as f64, ssd.reads as f64));
                 cut.take(Part::Network, ways * 2.0 * transit_us * (1.0 - hits));
@@ -270,7 +282,12 @@ pub fn breakdown(run: &Run) -> Breakdown {
             in_daemon(&mut cut, run, "write", Part::CacheDaemon, |cut| {
                 cut.take(Part::CacheSsd, own_us);
                 if let Some(copies) = copies.filter(|copies| copies.writes > 0) {
-                    beside(cut, own_us, mean_us(copies.write_us as f64, copies.writes as f64), transit_us);
+                    beside(
+                        cut,
+                        own_us,
+                        mean_us(copies.write_us as f64, copies.writes as f64),
+                        transit_us,
+                    );
                 }
             });
         } else {
@@ -321,18 +338,25 @@ mod tests {
             stage(Hop::Replica, 200, 50.0),
         ];
         let found = breakdown(&run);
-        let (reads, writes) = (found.reads.as_ref().expect("reads"), found.writes.as_ref().expect("writes"));
+        let (reads, writes) =
+            (found.reads.as_ref().expect("reads"), found.writes.as_ref().expect("writes"));
         for hops in [reads, writes] {
             let sum: f64 = hops.parts.iter().map(|share| share.mean_us).sum();
             assert!((sum - hops.mean_us).abs() < 1e-6, "{hops:?}");
         }
         assert_eq!(part(reads, Part::StoreRead), 8_000.0, "two of them for each read");
-        assert_eq!((part(reads, Part::NotAccounted), part(reads, Part::OsdOther)), (1_000.0, 500.0));
+        assert_eq!(
+            (part(reads, Part::NotAccounted), part(reads, Part::OsdOther)),
+            (1_000.0, 500.0)
+        );
         assert_eq!((part(writes, Part::KvQueue), part(writes, Part::KvFlush)), (100.0, 600.0));
         assert_eq!(part(writes, Part::KvCommit), 2_200.0, "not more than the OSD's own time");
         assert_eq!(part(writes, Part::Replica), 0.0, "it was faster than the store");
         let bottleneck = found.bottleneck().expect("one");
-        assert_eq!((bottleneck.side, bottleneck.part, bottleneck.share), (Side::Read, Part::StoreRead, 0.8));
+        assert_eq!(
+            (bottleneck.side, bottleneck.part, bottleneck.share),
+            (Side::Read, Part::StoreRead, 0.8)
+        );
     }
 
     #[test]
@@ -344,21 +368,30 @@ mod tests {
             stage(Hop::Replica, 200, 3_000.0),
         ];
         let writes = breakdown(&run).writes.expect("writes");
-        assert_eq!((part(&writes, Part::Journal), part(&writes, Part::Replica)), (1_000.0, 2_000.0));
+        assert_eq!(
+            (part(&writes, Part::Journal), part(&writes, Part::Replica)),
+            (1_000.0, 2_000.0)
+        );
     }
 
     #[test]
     fn reads_of_a_host_cache_wait_for_its_ssd_or_for_ceph_and_writes_for_its_ssd() {
         let mut run = run("host-tidepool", 3_000.0, 1_000.0);
-        run.counted.placement = serde_json::json!({"host-tidepool": {"hit_blocks": 75, "miss_blocks": 25}});
-        let ssd = Counts { reads: 10, read_us: 8_000, writes: 5, write_us: 3_000, ..Counts::default() };
+        run.counted.placement =
+            serde_json::json!({"host-tidepool": {"hit_blocks": 75, "miss_blocks": 25}});
+        let ssd =
+            Counts { reads: 10, read_us: 8_000, writes: 5, write_us: 3_000, ..Counts::default() };
         run.counted.devices = [(HOST_SSDS[0].to_string(), ssd)].into();
-        run.counted.stages = vec![stage(Hop::OsdRead, 20, 8_000.0), stage(Hop::StoreRead, 20, 6_000.0)];
+        run.counted.stages =
+            vec![stage(Hop::OsdRead, 20, 8_000.0), stage(Hop::StoreRead, 20, 6_000.0)];
         let found = breakdown(&run);
         let reads = found.reads.expect("reads");
         assert_eq!(found.hit_ratio, Some(0.75));
         assert_eq!((part(&reads, Part::CacheSsd), part(&reads, Part::StoreRead)), (600.0, 1_500.0));
-        assert_eq!((part(&reads, Part::OsdOther), part(&reads, Part::NotAccounted)), (500.0, 400.0));
+        assert_eq!(
+            (part(&reads, Part::OsdOther), part(&reads, Part::NotAccounted)),
+            (500.0, 400.0)
+        );
         assert_eq!(part(&found.writes.expect("writes"), Part::CacheSsd), 600.0);
         assert_eq!(found.devices.len(), 1);
     }
@@ -390,7 +423,10 @@ mod tests {
         ];
         let found = breakdown(&run);
         let (reads, writes) = (found.reads.expect("reads"), found.writes.expect("writes"));
-        assert_eq!((part(&reads, Part::Network), part(&reads, Part::NotAccounted)), (1_000.0, 3_000.0));
+        assert_eq!(
+            (part(&reads, Part::Network), part(&reads, Part::NotAccounted)),
+            (1_000.0, 3_000.0)
+        );
         // To the OSD and back. To the replica and back, less what the own store takes longer.
         assert_eq!((part(&writes, Part::Network), part(&writes, Part::Replica)), (1_900.0, 0.0));
         assert_eq!(
@@ -407,7 +443,8 @@ mod tests {
         run.counted.devices =
             [(HOST_SSDS[0].to_string(), ssd(2_000)), (HOST_SSDS[1].to_string(), ssd(3_000))].into();
         let writes = breakdown(&run).writes.expect("writes");
-        let parts = [Part::CacheSsd, Part::Replica, Part::Network, Part::CacheDaemon, Part::NotAccounted];
+        let parts =
+            [Part::CacheSsd, Part::Replica, Part::Network, Part::CacheDaemon, Part::NotAccounted];
         assert_eq!(parts.map(|of| part(&writes, of)), [400.0, 200.0, 600.0, 600.0, 200.0]);
     }
 
@@ -415,13 +452,15 @@ mod tests {
     fn a_gateway_has_what_clients_wait_longer_than_its_librbd() {
         let mut run = run("bluestore-dbwal", 10_000.0, 4_000.0);
         run.counted.transit_us = Some(500.0);
-        run.counted.stages = vec![stage(Hop::OsdRead, 400, 6_000.0), stage(Hop::OsdWrite, 100, 1_500.0)];
+        run.counted.stages =
+            vec![stage(Hop::OsdRead, 400, 6_000.0), stage(Hop::OsdWrite, 100, 1_500.0)];
         let counted = |access: &str, reads: u64| {
             let (read_us, write_us) = (reads * 7_500, 100 * 3_000);
             serde_json::json!({ access: {"reads": reads, "read_us": read_us, "writes": 100, "write_us": write_us} })
         };
         let parts = |hops: &Hops| {
-            let parts = [Part::Gateway, Part::NbdServer, Part::Network, Part::OsdOther, Part::NotAccounted];
+            let parts =
+                [Part::Gateway, Part::NbdServer, Part::Network, Part::OsdOther, Part::NotAccounted];
             parts.map(|of| part(hops, of))
         };
         // The samples cover five seconds.
@@ -436,8 +475,12 @@ mod tests {
         run.counted.placement = counted("guest", 400);
         run.counted.placement["guest"]["cpu_us"] = 5_000_000.into();
         let found = breakdown(&run).reads.expect("reads");
-        assert_eq!((part(&found, Part::ClientGuest), part(&found, Part::NbdServer)), (2_500.0, 0.0));
-        run.counted.placement = serde_json::json!({ "krbd": {"cpu_us": 5_000_000, "cpu_busy_us": 1} });
+        assert_eq!(
+            (part(&found, Part::ClientGuest), part(&found, Part::NbdServer)),
+            (2_500.0, 0.0)
+        );
+        run.counted.placement =
+            serde_json::json!({ "krbd": {"cpu_us": 5_000_000, "cpu_busy_us": 1} });
         let found = breakdown(&run).reads.expect("reads");
         assert_eq!(part(&found, Part::ClientGuest), 0.0, "nobody counts it");
         // One request of a client became several of librbd.
@@ -450,7 +493,8 @@ mod tests {
     fn what_is_left_of_misses_over_a_gateway_is_not_the_daemons() {
         let mut run = run("host-tidepool", 3_000.0, 1_000.0);
         run.counted.transit_us = Some(100.0);
-        let ssd = Counts { reads: 10, read_us: 8_000, writes: 5, write_us: 3_000, ..Counts::default() };
+        let ssd =
+            Counts { reads: 10, read_us: 8_000, writes: 5, write_us: 3_000, ..Counts::default() };
         run.counted.devices = [(HOST_SSDS[0].to_string(), ssd)].into();
         run.counted.stages = vec![stage(Hop::OsdRead, 20, 4_000.0)];
         let cache = serde_json::json!({
@@ -458,13 +502,19 @@ mod tests {
         });
         let parts = |run: &Run| {
             let reads = breakdown(run).reads.expect("reads");
-            let parts =
-                [Part::CacheSsd, Part::Network, Part::OsdOther, Part::CacheDaemon, Part::NotAccounted];
+            let parts = [
+                Part::CacheSsd,
+                Part::Network,
+                Part::OsdOther,
+                Part::CacheDaemon,
+                Part::NotAccounted,
+            ];
             parts.map(|of| part(&reads, of))
         };
         run.counted.placement = serde_json::json!({ "host-tidepool": cache });
         assert_eq!(parts(&run), [600.0, 50.0, 1_000.0, 1_150.0, 200.0]);
-        run.counted.placement = serde_json::json!({ "host-tidepool": cache, "iscsi": {"reads": 25} });
+        run.counted.placement =
+            serde_json::json!({ "host-tidepool": cache, "iscsi": {"reads": 25} });
         assert_eq!(parts(&run), [600.0, 100.0, 1_000.0, 0.0, 1_300.0]);
     }
 

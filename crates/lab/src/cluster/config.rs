@@ -79,7 +79,8 @@ fn text(dir: &Path, options: &ClusterOptions, fsid: &str, place: &Place<'_>) -> 
     let Place { monitor, network, .. } = place;
     // Copies are on different servers if there are enough servers, else on different OSDs.
     let osds = options.stores.len() as u32;
-    let domain = u32::from(options.servers.as_ref().is_some_and(|servers| servers.separate(osds, replicas)));
+    let domain =
+        u32::from(options.servers.as_ref().is_some_and(|servers| servers.separate(osds, replicas)));
     format!(
         "[global]
 fsid = {fsid}
@@ -150,7 +151,10 @@ pub(super) fn keys(conf: &Path, dir: &Path, options: &ClusterOptions) -> Result<
     run(Command::new("ceph-authtool").arg("-c").arg(conf).arg("--create-keyring").arg(&keyring))?;
     let mut entities = vec![
         ("mon.".to_string(), vec![("mon", "allow *")]),
-        ("client.admin".to_string(), vec![("mon", "allow *"), ("osd", "allow *"), ("mgr", "allow *")]),
+        (
+            "client.admin".to_string(),
+            vec![("mon", "allow *"), ("osd", "allow *"), ("mgr", "allow *")],
+        ),
         ("mgr.x".to_string(), vec![("mon", "allow profile mgr"), ("osd", "allow *")]),
     ];
     for number in 0..options.stores.len() {
@@ -181,7 +185,9 @@ pub(super) fn monitor_store(
     }
     let map = dir.join("monmap");
     let address = &place.monitor;
-    run(Command::new("monmaptool").args(["--create", "--fsid", fsid, "--addv", "a", address]).arg(&map))?;
+    run(Command::new("monmaptool")
+        .args(["--create", "--fsid", fsid, "--addv", "a", address])
+        .arg(&map))?;
     let mut command = Command::new("ceph-mon");
     command.arg("-c").arg(conf).args(["--mkfs", "-i", "a", "--monmap"]).arg(&map);
     command.arg("--keyring").arg(dir.join("keyring"));
@@ -194,6 +200,7 @@ pub(super) fn monitor_store(
 
 /// The directory of the OSDs' object classes, as the distribution installs it.
 fn class_dir() -> Option<PathBuf> {
-    let multiarch = fs::read_dir("/usr/lib").ok()?.flatten().map(|entry| entry.path().join("rados-classes"));
+    let multiarch =
+        fs::read_dir("/usr/lib").ok()?.flatten().map(|entry| entry.path().join("rados-classes"));
     multiarch.chain([PathBuf::from("/usr/lib64/rados-classes")]).find(|path| path.is_dir())
 }

@@ -46,10 +46,11 @@ impl<'a> Daemon<'a> {
     pub(super) fn start(self, conf: &Path, dir: &Path) -> Result<Process, ClusterError> {
         let Daemon { program, id, node, guest } = self;
         let name = program.trim_start_matches("ceph-");
-        let log =
-            fs::File::create(dir.join(format!("{name}.{id}.out"))).map_err(io("cannot make a log file"))?;
+        let log = fs::File::create(dir.join(format!("{name}.{id}.out")))
+            .map_err(io("cannot make a log file"))?;
         let errors = log.try_clone().map_err(io("cannot make a log file"))?;
-        let mut command = guest.map_or_else(|| Command::new(program), |guest| guest.command(program));
+        let mut command =
+            guest.map_or_else(|| Command::new(program), |guest| guest.command(program));
         command.arg("-f").arg("-c").arg(conf).args(["-i", id]).current_dir(dir);
         command.stdin(Stdio::null()).stdout(log).stderr(errors);
         if let Some(namespace) = node {
@@ -62,8 +63,9 @@ impl<'a> Daemon<'a> {
 impl Cluster {
     /// The admin sockets of the running OSDs.
     pub fn osd_sockets(&self) -> Vec<PathBuf> {
-        let running =
-            (0..).zip(&self.osds).filter_map(|(number, osd): (u32, _)| Some((number, osd.as_ref()?.id())));
+        let running = (0..)
+            .zip(&self.osds)
+            .filter_map(|(number, osd): (u32, _)| Some((number, osd.as_ref()?.id())));
         running.map(|(number, pid)| self.scratch.join(format!("osd.{number}.{pid}.asok"))).collect()
     }
 
@@ -193,7 +195,8 @@ impl Cluster {
 /// Why a daemon of Ceph ended: the reason in its output, or else the output's last lines.
 fn last_words(log: &Path) -> String {
     let text = fs::read_to_string(log).unwrap_or_default();
-    let why =
-        text.lines().find(|line| line.contains("ceph_abort_msg(") || line.contains("FAILED ceph_assert("));
+    let why = text
+        .lines()
+        .find(|line| line.contains("ceph_abort_msg(") || line.contains("FAILED ceph_assert("));
     why.map_or_else(|| last_lines(&text), |why| why.trim().to_string())
 }

@@ -76,7 +76,8 @@ impl Rados {
                 })
             }
         };
-        let loaded = RADOS.get_or_init(|| load().map_err(|e: libloading::Error| format!("librados: {e}")));
+        let loaded =
+            RADOS.get_or_init(|| load().map_err(|e: libloading::Error| format!("librados: {e}")));
         loaded.as_ref().map_err(Clone::clone)
     }
 }
@@ -106,7 +107,9 @@ impl Client {
         check("rados_conf_read_file", unsafe { (rados.read_file)(handle, path.as_ptr()) })?;
         for (option, value) in SETTINGS {
             // SAFETY: a created handle and C strings.
-            check("rados_conf_set", unsafe { (rados.set)(handle, option.as_ptr(), value.as_ptr()) })?;
+            check("rados_conf_set", unsafe {
+                (rados.set)(handle, option.as_ptr(), value.as_ptr())
+            })?;
         }
         // SAFETY: a created handle.
         check("rados_connect", unsafe { (rados.connect)(handle) })?;

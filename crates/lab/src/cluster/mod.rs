@@ -191,14 +191,16 @@ impl Cluster {
             return Err(ClusterError::Shape { osds, replicas: options.replicas });
         }
         let parent = options.parent.clone().unwrap_or_else(crate::scratch::parent);
-        let scratch =
-            Scratch::new_in(&parent, "ceph").map_err(io("cannot make a directory for the cluster"))?;
+        let scratch = Scratch::new_in(&parent, "ceph")
+            .map_err(io("cannot make a directory for the cluster"))?;
         let network = match &options.servers {
             Some(servers) => {
                 let made = || servers.network(options.peer, options.delay).map(Arc::new);
                 Some((options.network.clone().map_or_else(made, Ok)?, servers.clone()))
             }
-            None if options.delay.is_some() => return Err(ClusterError::Network(NetworkError::None)),
+            None if options.delay.is_some() => {
+                return Err(ClusterError::Network(NetworkError::None));
+            }
             None => None,
         };
         let (port, reserved) = match options.port {
@@ -261,7 +263,10 @@ impl Cluster {
         let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
         let host = match own.upgrade() {
             Some(host) => host,
-            None => Arc::new(Cluster::up(&ClusterOptions { cephx: true, ..ClusterOptions::for_tests() })?),
+            None => Arc::new(Cluster::up(&ClusterOptions {
+                cephx: true,
+                ..ClusterOptions::for_tests()
+            })?),
         };
         *own = Arc::downgrade(&host);
         Cluster::join(host.conf(), &pool, Some(host.clone()))
@@ -275,8 +280,10 @@ impl Cluster {
     /// When the cluster does not answer, or has a pool of that name.
     fn join(conf: &Path, pool: &str, host: Option<Arc<Cluster>>) -> Result<Cluster, ClusterError> {
         Cluster::available()?;
-        let scratch = Scratch::new("pool").map_err(io("cannot make a directory for the configuration"))?;
-        let text = fs::read_to_string(conf).map_err(io(format!("cannot read {}", conf.display())))?;
+        let scratch =
+            Scratch::new("pool").map_err(io("cannot make a directory for the configuration"))?;
+        let text =
+            fs::read_to_string(conf).map_err(io(format!("cannot read {}", conf.display())))?;
         let own = scratch.join("ceph.conf");
         fs::write(&own, text.clone() + &config::joined(scratch.path(), pool))
             .map_err(io("cannot write a configuration"))?;
@@ -384,7 +391,12 @@ impl Cluster {
     /// Runs a program with `-c CONF` and `arguments`.
     fn command(&self, program: &str, arguments: &[&str]) -> Result<String, ClusterError> {
         let mut command = Command::new("timeout");
-        command.arg(COMMAND_TIMEOUT_S.to_string()).arg(program).arg("-c").arg(&self.conf).args(arguments);
+        command
+            .arg(COMMAND_TIMEOUT_S.to_string())
+            .arg(program)
+            .arg("-c")
+            .arg(&self.conf)
+            .args(arguments);
         self.as_client(&mut command);
         let output = run(&mut command)?;
         Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_string())
@@ -393,7 +405,11 @@ impl Cluster {
     /// Makes a client `client.NAME` with the given capabilities (pairs such as
     /// `("osd", "allow rwx pool=rbd")`) and puts the client's key into the cluster's keyring, so
     /// that `id=NAME` works. The capabilities take effect on clusters with cephx.
-    pub fn client_add(&self, name: &str, capabilities: &[(&str, &str)]) -> Result<(), ClusterError> {
+    pub fn client_add(
+        &self,
+        name: &str,
+        capabilities: &[(&str, &str)],
+    ) -> Result<(), ClusterError> {
         let entity = format!("client.{name}");
         let mut arguments = vec!["auth", "get-or-create", &entity];
         for (service, capability) in capabilities {
@@ -478,8 +494,11 @@ fn run(command: &mut Command) -> Result<Output, ClusterError> {
     let line = command
         .get_args()
         .map(|word| word.to_string_lossy())
-        .fold(command.get_program().to_string_lossy().into_owned(), |line, word| line + " " + &word);
-    let output = command.stdin(Stdio::null()).output().map_err(io(format!("cannot run `{line}`")))?;
+        .fold(command.get_program().to_string_lossy().into_owned(), |line, word| {
+            line + " " + &word
+        });
+    let output =
+        command.stdin(Stdio::null()).output().map_err(io(format!("cannot run `{line}`")))?;
     if output.status.success() {
         return Ok(output);
     }

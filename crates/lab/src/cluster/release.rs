@@ -21,7 +21,8 @@ mod tests {
 
     #[test]
     fn a_release_is_the_first_number_of_a_version() {
-        let told = "ceph version 16.2.15 (618f440892089921c3e944a991122ddc44e60516) pacific (stable)";
+        let told =
+            "ceph version 16.2.15 (618f440892089921c3e944a991122ddc44e60516) pacific (stable)";
         assert_eq!(release_in(told), Some(16));
         assert_eq!(
             [release_in("ceph version 18"), release_in("version 18.2"), release_in("")],

@@ -29,7 +29,11 @@ impl Servers {
 
     /// Makes the servers' network, with a second host for clients if `peer` is true. With a
     /// `delay`, packets take that long from node to node.
-    pub(crate) fn network(&self, peer: bool, delay: Option<Duration>) -> Result<Network, ClusterError> {
+    pub(crate) fn network(
+        &self,
+        peer: bool,
+        delay: Option<Duration>,
+    ) -> Result<Network, ClusterError> {
         if let Some(&wrong) = self.of_osds.iter().find(|&&server| server >= self.count) {
             return Err(ClusterError::Network(NetworkError::NoServer(wrong)));
         }

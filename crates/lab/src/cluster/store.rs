@@ -97,7 +97,8 @@ mod tests {
              bluestore rocksdb options annex = write_buffer_size=16777216,max_total_wal_size=67108864\n"
         );
         let ssd =
-            Store::BlueStore { block: "/d/disk".into(), db: None, wal: None, rotational: false }.section(0);
+            Store::BlueStore { block: "/d/disk".into(), db: None, wal: None, rotational: false }
+                .section(0);
         assert!(
             ssd.contains("settings = ssd\n")
                 && ssd.ends_with("num shards = 8\nosd op num threads per shard = 2\n"),

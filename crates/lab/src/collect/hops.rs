@@ -31,7 +31,9 @@ const STAGES: [(&str, &str, Hop); 16] = [
 ];
 
 /// A part of a request's path inside Ceph.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Hop {
     /// A whole read inside its OSD.
@@ -107,9 +109,11 @@ impl Counters {
         let stage = |&(section, name, hop): &(&str, &str, Hop)| {
             let (mut count, mut seconds) = (0u64, 0.0);
             for (osd, now) in self.0.iter().enumerate() {
-                let (now, then) = (&now[section][name], before.0.get(osd).map(|then| &then[section][name]));
-                let number =
-                    |value: Option<&Value>, field: &str| value.and_then(|v| v[field].as_f64()).unwrap_or(0.0);
+                let (now, then) =
+                    (&now[section][name], before.0.get(osd).map(|then| &then[section][name]));
+                let number = |value: Option<&Value>, field: &str| {
+                    value.and_then(|v| v[field].as_f64()).unwrap_or(0.0)
+                };
                 count += (number(Some(now), "avgcount") - number(then, "avgcount")).max(0.0) as u64;
                 seconds += (number(Some(now), "sum") - number(then, "sum")).max(0.0);
             }
@@ -132,6 +136,9 @@ mod tests {
         assert_eq!(stages, [Stage { hop: Hop::OsdWrite, count: 40, mean_us: 40_000.0 }]);
         assert!(after.since(&after).is_empty());
         let level = |bytes: u64| serde_json::json!({"bluefs": {"slow_used_bytes": bytes}});
-        assert_eq!(Counters(vec![level(5), level(7), dump(1, 1.0)]).level("bluefs", "slow_used_bytes"), 12);
+        assert_eq!(
+            Counters(vec![level(5), level(7), dump(1, 1.0)]).level("bluefs", "slow_used_bytes"),
+            12
+        );
     }
 }

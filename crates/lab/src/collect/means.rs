@@ -61,8 +61,9 @@ impl Means {
     /// The means of one measurement on this machine. None without samples.
     pub fn of(samples: &[Sample], machine: &Machine) -> Option<Means> {
         let begins = std::iter::once(0).chain(samples.iter().map(|sample| sample.at_ms));
-        let seconds =
-            |(sample, begin): (&Sample, u64)| sample.at_ms.saturating_sub(begin).max(1) as f64 / 1e3;
+        let seconds = |(sample, begin): (&Sample, u64)| {
+            sample.at_ms.saturating_sub(begin).max(1) as f64 / 1e3
+        };
         let timed: Vec<(&Sample, f64)> =
             samples.iter().zip(begins).map(|both| (both.0, seconds(both))).collect();
         if timed.is_empty() {
@@ -70,21 +71,25 @@ impl Means {
         }
         let cpus = machine.cpus.max(1) as f64;
         let cpu = |class: Class| {
-            mean(&timed, |sample| sample.classes.get(&class).map_or(0.0, |usage| usage.cpu_percent)) / cpus
+            mean(&timed, |sample| sample.classes.get(&class).map_or(0.0, |usage| usage.cpu_percent))
+                / cpus
         };
         let part = |bytes: f64| bytes / machine.memory_bytes as f64 * 100.0;
         let memory = |class: Class| {
-            let pss =
-                |sample: &Sample| sample.classes.get(&class).map_or(0.0, |usage| usage.pss_bytes as f64);
+            let pss = |sample: &Sample| {
+                sample.classes.get(&class).map_or(0.0, |usage| usage.pss_bytes as f64)
+            };
             part(mean(&timed, pss))
         };
-        let is_known = machine.memory_bytes > 0 && samples.iter().all(|sample| sample.memory_used_bytes > 0);
+        let is_known =
+            machine.memory_bytes > 0 && samples.iter().all(|sample| sample.memory_used_bytes > 0);
         let names = samples.iter().flat_map(|sample| sample.network.keys());
         let flow = |name: &String| {
             let carried = |sample: &Sample| sample.network.get(name).copied().unwrap_or_default();
             let flow = Flow {
                 sent_bits_per_s: 8.0 * mean(&timed, |sample| carried(sample).sent_bytes_per_s),
-                received_bits_per_s: 8.0 * mean(&timed, |sample| carried(sample).received_bytes_per_s),
+                received_bits_per_s: 8.0
+                    * mean(&timed, |sample| carried(sample).received_bytes_per_s),
             };
             (name.clone(), flow)
         };
@@ -146,7 +151,8 @@ mod tests {
             busy_percent: percent,
             busiest_client_percent: percent / 2.0,
             memory_used_bytes: 2 << 30,
-            classes: [(Class::Osd, usage(percent, 1 << 30)), (Class::Mon, usage(2.0, 1 << 28))].into(),
+            classes: [(Class::Osd, usage(percent, 1 << 30)), (Class::Mon, usage(2.0, 1 << 28))]
+                .into(),
             network: [("client".to_string(), carried)].into(),
             ..Sample::default()
         }
@@ -156,7 +162,8 @@ mod tests {
     fn a_second_counts_for_as_long_as_it_was_and_the_first_one_as_well() {
         let machine = synthetic::empty().machine;
         assert_eq!((machine.cpus, machine.memory_bytes), (2, 8 << 30));
-        let found = Means::of(&[sample(1_000, 80.0), sample(4_000, 40.0)], &machine).expect("samples");
+        let found =
+            Means::of(&[sample(1_000, 80.0), sample(4_000, 40.0)], &machine).expect("samples");
         assert_eq!(found.cpu, Parts { total_percent: 50.0, mon_percent: 1.0, osd_percent: 25.0 });
         let memory = Parts { total_percent: 25.0, mon_percent: 3.125, osd_percent: 12.5 };
         assert_eq!(found.memory, Some(memory));

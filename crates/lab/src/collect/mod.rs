@@ -34,7 +34,9 @@ const PERIOD: Duration = Duration::from_secs(1);
 const MEMORY_EVERY: usize = 5;
 
 /// A kind of process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
     /// Ceph's monitors.
@@ -279,17 +281,26 @@ impl Look {
         Look {
             at: Instant::now(),
             machine: proc::machine(&text("/proc/stat")).unwrap_or_default(),
-            processes: family.iter().map(|s| ((s.pid, s.started), (Class::of(s), s.ticks))).collect(),
+            processes: family
+                .iter()
+                .map(|s| ((s.pid, s.started), (Class::of(s), s.ticks)))
+                .collect(),
             client_threads: family
                 .iter()
-                .filter(|stat| Class::of(stat) == Class::Client && !sources.beside.contains(&stat.pid))
+                .filter(|stat| {
+                    Class::of(stat) == Class::Client && !sources.beside.contains(&stat.pid)
+                })
                 .flat_map(|stat| proc::threads(stat.pid))
                 .map(|thread| ((thread.pid, thread.started), thread.ticks))
                 .collect(),
             memory,
             memory_used,
             network: sources.traffic(),
-            devices: sources.devices.iter().map(|(name, counts)| (name.clone(), counts())).collect(),
+            devices: sources
+                .devices
+                .iter()
+                .map(|(name, counts)| (name.clone(), counts()))
+                .collect(),
         }
     }
 
@@ -419,7 +430,10 @@ mod tests {
         drop(child);
         // Half a tick covers times in whole milliseconds. Other tests may have children too.
         let used = used_ticks(&samples, Class::Other);
-        assert!(used > burnt as f64 - 0.5, "{used} of {burnt}, its first second counts: {samples:?}");
+        assert!(
+            used > burnt as f64 - 0.5,
+            "{used} of {burnt}, its first second counts: {samples:?}"
+        );
         let last = samples.last().expect("a sample");
         let own = last.classes[&Class::Lab].pss_bytes;
         assert!(own > 0 && last.memory_used_bytes > own, "{last:?}");

@@ -39,7 +39,9 @@ pub(crate) fn machine(text: &str) -> Option<MachineTime> {
     let line = text.lines().next()?.strip_prefix("cpu ")?;
     let fields: Vec<u64> = line.split_whitespace().map_while(|field| field.parse().ok()).collect();
     // user nice system idle iowait irq softirq steal. The time of guests is included in user.
-    let [user, nice, system, idle, iowait, irq, softirq, steal, ..] = fields[..] else { return None };
+    let [user, nice, system, idle, iowait, irq, softirq, steal, ..] = fields[..] else {
+        return None;
+    };
     let busy = user + nice + system + irq + softirq + steal;
     Some(MachineTime { busy, iowait, total: busy + idle + iowait })
 }
@@ -80,8 +82,12 @@ pub(super) fn memory_used(text: &str) -> Option<u64> {
 pub(super) fn traffic(text: &str) -> HashMap<String, Traffic> {
     let of = |line: &str| {
         let (name, fields) = line.split_once(':')?;
-        let fields: Vec<u64> = fields.split_whitespace().map_while(|field| field.parse().ok()).collect();
-        Some((name.trim().to_string(), Traffic { received: *fields.first()?, sent: *fields.get(8)? }))
+        let fields: Vec<u64> =
+            fields.split_whitespace().map_while(|field| field.parse().ok()).collect();
+        Some((
+            name.trim().to_string(),
+            Traffic { received: *fields.first()?, sent: *fields.get(8)? },
+        ))
     };
     text.lines().filter_map(of).collect()
 }
@@ -95,9 +101,11 @@ pub(super) fn node_traffic(text: &str) -> Traffic {
 /// All processes that descend from `ancestor`, and `ancestor` itself.
 pub(super) fn descendants(ancestor: u32) -> Vec<Stat> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let all: Vec<Stat> =
-        pids.filter_map(|pid| stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)).collect();
+    let pids =
+        entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let all: Vec<Stat> = pids
+        .filter_map(|pid| stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?))
+        .collect();
     family(ancestor, all)
 }
 
@@ -164,7 +172,15 @@ mod tests {
     #[test]
     fn only_descendants_count() {
         let stat = |pid, parent| Stat { pid, parent, name: String::new(), ticks: 0, started: 0 };
-        let all = vec![stat(1, 0), stat(5, 1), stat(6, 5), stat(7, 6), stat(8, 1), stat(9, 10), stat(10, 9)];
+        let all = vec![
+            stat(1, 0),
+            stat(5, 1),
+            stat(6, 5),
+            stat(7, 6),
+            stat(8, 1),
+            stat(9, 10),
+            stat(10, 9),
+        ];
         let pids: Vec<u32> = family(5, all).iter().map(|stat| stat.pid).collect();
         assert_eq!(pids, [5, 6, 7]);
     }

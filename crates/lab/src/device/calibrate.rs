@@ -73,7 +73,8 @@ pub fn calibrate(
     seconds: u32,
 ) -> Result<Vec<Row>, CalibrateError> {
     let (backing, mount) = (directory.join("backing"), directory.join("device"));
-    let no_device = |source| CalibrateError::Device { directory: directory.display().to_string(), source };
+    let no_device =
+        |source| CalibrateError::Device { directory: directory.display().to_string(), source };
     let rows = preset.nominal.iter().map(|&Nominal { job, iops }| {
         let nominal_iops = iops / f64::from(factor);
         let carried = nominal_iops <= CARRIED_IOPS_MAX
@@ -82,7 +83,8 @@ pub fn calibrate(
             // Each figure is measured on a new device, whose cache is empty and whose fast cells
             // are unused.
             let spec = preset.spec.slowed(factor);
-            let device = Emulated::start(spec, SIZE_BYTES, &[], &backing, &mount).map_err(no_device)?;
+            let device =
+                Emulated::start(spec, SIZE_BYTES, &[], &backing, &mount).map_err(no_device)?;
             let endpoint = Endpoint::File(device.path());
             let document =
                 fio::run(&endpoint, &fio::arguments(&endpoint, &job, SIZE_BYTES, RAMP_S, seconds))?;

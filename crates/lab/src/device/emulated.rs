@@ -41,7 +41,15 @@ pub struct Emulated {
 
 /// Counters of a device since its start.
 #[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema,
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    serde::Serialize,
+    serde::Deserialize,
+    schemars::JsonSchema,
 )]
 pub struct Counts {
     /// Read commands.
@@ -173,7 +181,8 @@ impl Emulated {
         let files = Files::new(size_bytes, parts).ok_or_else(|| {
             io::Error::new(io::ErrorKind::InvalidInput, "its parts are more than the device")
         })?;
-        let data = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(backing)?;
+        let data =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(backing)?;
         data.set_len(size_bytes)?;
         fs::create_dir_all(mount)?;
         let cache = spec.cache;
@@ -205,7 +214,9 @@ impl Emulated {
         ];
         let session = Session::new(Server(shared.clone()), mount, &config)?.spawn()?;
         let timer = shared.clone();
-        let timer = std::thread::Builder::new().name("device-timer".into()).spawn(move || timer.answer())?;
+        let timer = std::thread::Builder::new()
+            .name("device-timer".into())
+            .spawn(move || timer.answer())?;
         let (session, timer, mount) = (Some(session), Some(timer), mount.to_path_buf());
         let device = Emulated { shared, session, timer, mount, cache };
         device.measure_lead()?;
@@ -250,7 +261,9 @@ impl Emulated {
             state.late.clear();
             std::mem::take(&mut state.answers)
         };
-        answers.into_values().for_each(|pending| self.shared.faults.complete(pending.answer, pending.ticket));
+        answers
+            .into_values()
+            .for_each(|pending| self.shared.faults.complete(pending.answer, pending.ticket));
     }
 
     /// From now on, makes each command take longer than the model says by this time. A durable
@@ -442,7 +455,9 @@ impl Shared {
             }
             let late = state.late.front().map(|(due, _)| *due);
             state = match state.model.next().into_iter().chain(late).min() {
-                None => self.changed.wait(state).expect("no thread panics while it holds the device"),
+                None => {
+                    self.changed.wait(state).expect("no thread panics while it holds the device")
+                }
                 Some(next) => {
                     let wait = Duration::from_nanos(next.saturating_sub(ahead));
                     self.changed.wait_timeout(state, wait).expect("as above").0

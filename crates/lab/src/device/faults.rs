@@ -175,7 +175,8 @@ impl Faults {
     /// Makes the operation of a kind with this number fail, counted from now on and from 1.
     pub fn fail(&self, kind: Kind, number: u64, times: Times, remains: Remains) {
         self.plan(move |operation| {
-            let hit = operation.number == number || operation.number > number && times == Times::Always;
+            let hit =
+                operation.number == number || operation.number > number && times == Times::Always;
             if operation.kind == kind && hit { Act::Fail(remains) } else { Act::Pass }
         });
     }
@@ -474,7 +475,9 @@ mod tests {
             let (kind, number, file, offset, len) = (Kind::Trim, 0, "file", 0, 4096);
             faults.begin(Operation { kind, number, file, offset, len, data: &[], durable: false })
         };
-        for (remains, clears) in [(Remains::Nothing, false), (Remains::Part, false), (Remains::All, true)] {
+        for (remains, clears) in
+            [(Remains::Nothing, false), (Remains::Part, false), (Remains::All, true)]
+        {
             faults.fail(Kind::Trim, 2, Times::Once, remains);
             let passed = trim();
             assert!(passed.clears() && faults.passes(passed));

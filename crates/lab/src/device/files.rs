@@ -72,7 +72,10 @@ impl Files {
         if name == NAME {
             return Some(DISK);
         }
-        self.nodes.iter().find(|(_, node)| node.name.as_deref() == Some(name)).map(|(&inode, _)| inode)
+        self.nodes
+            .iter()
+            .find(|(_, node)| node.name.as_deref() == Some(name))
+            .map(|(&inode, _)| inode)
     }
 
     /// The name of a file, if it has one.
@@ -82,12 +85,17 @@ impl Files {
 
     /// Size of a file in bytes.
     pub(super) fn bytes(&self, inode: u64) -> Option<u64> {
-        if inode == DISK { Some(self.device_bytes) } else { self.nodes.get(&inode).map(|node| node.bytes) }
+        if inode == DISK {
+            Some(self.device_bytes)
+        } else {
+            self.nodes.get(&inode).map(|node| node.bytes)
+        }
     }
 
     /// Names and inodes of all files.
     pub(super) fn names(&self) -> Vec<(String, u64)> {
-        let named = self.nodes.iter().filter_map(|(&inode, node)| Some((node.name.clone()?, inode)));
+        let named =
+            self.nodes.iter().filter_map(|(&inode, node)| Some((node.name.clone()?, inode)));
         [(NAME.to_string(), DISK)].into_iter().chain(named).collect()
     }
 
@@ -146,7 +154,8 @@ impl Files {
     pub(super) fn resize(&mut self, inode: u64, bytes: u64) -> Result<Vec<(u64, u64)>, Refused> {
         let node = self.nodes.get_mut(&inode).ok_or(Refused::Missing)?;
         node.bytes = bytes;
-        let gone = node.chunks.split_off(node.chunks.len().min(bytes.div_ceil(CHUNK_BYTES) as usize));
+        let gone =
+            node.chunks.split_off(node.chunks.len().min(bytes.div_ceil(CHUNK_BYTES) as usize));
         // The rest of the last chunk has to read as zeroes when the file grows again.
         let inside = bytes % CHUNK_BYTES;
         let last = node.chunks.last().copied().flatten().filter(|_| inside > 0);
@@ -158,7 +167,12 @@ impl Files {
     }
 
     /// As [`Files::reserve`], but the file's size stays.
-    pub(super) fn reserve_only(&mut self, inode: u64, offset: u64, len: u64) -> Result<(), Refused> {
+    pub(super) fn reserve_only(
+        &mut self,
+        inode: u64,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), Refused> {
         let bytes = self.bytes(inode).ok_or(Refused::Missing)?;
         self.reserve(inode, offset, len)?;
         if let Some(node) = self.nodes.get_mut(&inode) {
@@ -174,7 +188,8 @@ impl Files {
             return if offset + len <= self.device_bytes { Ok(()) } else { Err(Refused::Full) };
         }
         let node = self.nodes.get_mut(&inode).ok_or(Refused::Missing)?;
-        let end = offset.checked_add(len).filter(|&end| end <= self.device_bytes).ok_or(Refused::Full)?;
+        let end =
+            offset.checked_add(len).filter(|&end| end <= self.device_bytes).ok_or(Refused::Full)?;
         let chunks = (offset / CHUNK_BYTES) as usize..end.div_ceil(CHUNK_BYTES) as usize;
         let has = |at: &usize| node.chunks.get(*at).is_some_and(Option::is_some);
         if chunks.clone().filter(|at| !has(at)).count() > self.free.len() {
@@ -239,7 +254,10 @@ mod tests {
     fn partitions_lie_one_after_the_other_and_new_files_behind_them() {
         let mut files = Files::new(10 * MIB, &[3 * MIB, 2 * MIB + 1]).expect("they fit");
         let inode = |files: &Files, name: &str| files.find(name).expect(name);
-        assert_eq!(files.extents(inode(&files, "disk2"), 0, 100 * MIB), [(Some(3 * MIB), 2 * MIB + 1)]);
+        assert_eq!(
+            files.extents(inode(&files, "disk2"), 0, 100 * MIB),
+            [(Some(3 * MIB), 2 * MIB + 1)]
+        );
         assert_eq!(files.extents(inode(&files, "disk"), 9 * MIB, 2 * MIB), [(Some(9 * MIB), MIB)]);
         let made = files.create("cache").expect("new");
         assert_eq!(files.create("cache"), Err(Refused::Exists));
@@ -262,7 +280,11 @@ mod tests {
         assert_eq!(files.rename("a.new", "a"), Ok(vec![]), "the old one is open");
         assert_eq!(files.find("a"), Some(new));
         assert_eq!(files.closed(old), [(0, MIB), (MIB, MIB)]);
-        assert_eq!(files.resize(new, MIB - 5), Ok(vec![(3 * MIB - 5, 5)]), "its tail is to be zeroes");
+        assert_eq!(
+            files.resize(new, MIB - 5),
+            Ok(vec![(3 * MIB - 5, 5)]),
+            "its tail is to be zeroes"
+        );
         assert_eq!(files.rename("a", "disk"), Err(Refused::Exists));
         assert_eq!(files.resize(new, 0), Ok(vec![(2 * MIB, MIB)]));
         files.reserve_only(new, 0, MIB).expect("room");

@@ -22,7 +22,8 @@ pub struct Outcome {
 pub fn run(spec: &Spec, size_bytes: u64, job: Job, seconds: f64) -> Outcome {
     let mut model = Model::new(spec.clone(), size_bytes);
     let kind = if job.pattern.writes() { Kind::Write } else { Kind::Read };
-    let mut places = Places { next: 0, random: Random::new(1), job, places: size_bytes / job.block_bytes };
+    let mut places =
+        Places { next: 0, random: Random::new(1), job, places: size_bytes / job.block_bytes };
     let end = (seconds * 1e9) as Nanos;
     // For each command in flight: when it was submitted (for a flush: when the command before it
     // was), and whether it is a flush.

@@ -137,8 +137,8 @@ impl DiskState {
     }
 
     fn zone(&self, offset: u64) -> u64 {
-        (u128::from(offset) * u128::from(ZONES) / u128::from(self.size_bytes)).min(u128::from(ZONES - 1))
-            as u64
+        (u128::from(offset) * u128::from(ZONES) / u128::from(self.size_bytes))
+            .min(u128::from(ZONES - 1)) as u64
     }
 
     fn rate(&self, zone: u64) -> u64 {
@@ -153,7 +153,8 @@ impl DiskState {
     /// The position of `offset` on its track, as a part of a turn.
     fn angle(&self, offset: u64) -> f64 {
         let zone = self.zone(offset);
-        let begin = (u128::from(zone) * u128::from(self.size_bytes)).div_ceil(u128::from(ZONES)) as u64;
+        let begin =
+            (u128::from(zone) * u128::from(self.size_bytes)).div_ceil(u128::from(ZONES)) as u64;
         let track = self.track_bytes(zone);
         ((offset - begin) % track) as f64 / track as f64
     }
@@ -189,7 +190,9 @@ impl FlashState {
             self.burst_used = self.burst_used.saturating_sub(emptied as u64);
             match access {
                 Access::Read => {}
-                Access::Write if self.burst_used + len > burst.bytes => rate = burst.bytes_per_s_after,
+                Access::Write if self.burst_used + len > burst.bytes => {
+                    rate = burst.bytes_per_s_after
+                }
                 Access::Write => self.burst_used += len,
             }
         }

@@ -291,7 +291,8 @@ impl Model {
     /// Meanwhile the media does nothing else. Returns whether there is such a command.
     fn start_flush(&mut self) -> bool {
         let first = self.cache.lengths.keys().next().copied().unwrap_or(u64::MAX);
-        let (ready, wait): (Vec<_>, Vec<_>) = self.flushes.iter().partition(|&&(_, below)| below <= first);
+        let (ready, wait): (Vec<_>, Vec<_>) =
+            self.flushes.iter().partition(|&&(_, below)| below <= first);
         if ready.is_empty() {
             return false;
         }
@@ -313,7 +314,8 @@ impl Model {
         let at = if self.now - oldest.since > patience {
             0
         } else {
-            let reach = |w: &Waiting| self.media.reach_ns(self.now, w.access, self.commands[&w.id].offset);
+            let reach =
+                |w: &Waiting| self.media.reach_ns(self.now, w.access, self.commands[&w.id].offset);
             let queue = self.waiting.iter().take(self.media.queue()).enumerate();
             queue.min_by_key(|(_, waiting)| reach(waiting)).map_or(0, |(at, _)| at)
         };
@@ -333,7 +335,8 @@ impl Model {
         let wanted = after.filter(|(_, entry)| entry.number < below);
         let reach = |offset: u64| self.media.reach_ns(self.now, Access::Write, offset);
         let queue = wanted.take(CACHE_QUEUE.min(self.media.queue() * 2));
-        let Some(offset) = queue.map(|(&offset, _)| offset).min_by_key(|&offset| reach(offset)) else {
+        let Some(offset) = queue.map(|(&offset, _)| offset).min_by_key(|&offset| reach(offset))
+        else {
             return false;
         };
         let entry = self.cache.entries.remove(&offset).expect("picked from the cache");

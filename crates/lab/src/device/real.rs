@@ -90,10 +90,15 @@ pub fn all() -> Result<Vec<Real>, RealError> {
 
 /// The error that a message of `lsblk` stands for.
 fn failure(stderr: &str) -> RealError {
-    let line = stderr.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it says nothing");
+    let line =
+        stderr.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it says nothing");
     let line = line.strip_prefix("lsblk: ").unwrap_or(line).to_string();
     let old = ["unknown column", "unrecognized option", "invalid option"];
-    if old.iter().any(|part| line.contains(part)) { RealError::TooOld(line) } else { RealError::Failed(line) }
+    if old.iter().any(|part| line.contains(part)) {
+        RealError::TooOld(line)
+    } else {
+        RealError::Failed(line)
+    }
 }
 
 /// Parses the output of `lsblk --json --bytes` with the columns that [`all`] asks for. A device of
@@ -107,11 +112,14 @@ pub fn parse(json: &[u8]) -> Result<Vec<Real>, RealError> {
         if why.contains("missing field") { RealError::TooOld(why) } else { RealError::Failed(why) }
     })?;
     let mut devices: Vec<Real> = Vec::new();
-    for node in listing.blockdevices.iter().filter(|node| ["disk", "loop"].contains(&node.kind.as_str())) {
+    for node in
+        listing.blockdevices.iter().filter(|node| ["disk", "loop"].contains(&node.kind.as_str()))
+    {
         let map = node.children.iter().find(|child| child.kind == MULTIPATH);
         let found = map.map_or_else(|| node.device(node), |map| map.device(node));
         // Each path of a multipath device has the map as a child.
-        devices.extend(found.filter(|found| devices.iter().all(|device| device.path != found.path)));
+        devices
+            .extend(found.filter(|found| devices.iter().all(|device| device.path != found.path)));
     }
     Ok(devices)
 }
@@ -120,7 +128,13 @@ pub fn parse(json: &[u8]) -> Result<Vec<Real>, RealError> {
 /// `hdparm` is not installed.
 pub fn write_cache(path: &Path) -> Option<bool> {
     let output = hdparm("-W", path).ok()?;
-    match String::from_utf8_lossy(&output.stdout).split_once("write-caching =")?.1.trim().chars().next()? {
+    match String::from_utf8_lossy(&output.stdout)
+        .split_once("write-caching =")?
+        .1
+        .trim()
+        .chars()
+        .next()?
+    {
         '1' => Some(true),
         '0' => Some(false),
         _ => None,
@@ -205,7 +219,8 @@ impl Node {
     fn no_drive(&self) -> Option<&'static str> {
         let name = self.path.strip_prefix("/dev/").unwrap_or(&self.path);
         let numbered = |prefix: &str| {
-            name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+            name.strip_prefix(prefix)
+                .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
         };
         let named = NO_DRIVES.iter().find(|(prefix, _)| numbered(prefix)).map(|(_, what)| *what);
         named.or(match self.tran.as_deref() {
@@ -237,7 +252,11 @@ impl Node {
     }
 
     fn mounted(&self) -> Option<&String> {
-        self.mountpoints.iter().flatten().next().or_else(|| self.children.iter().find_map(Node::mounted))
+        self.mountpoints
+            .iter()
+            .flatten()
+            .next()
+            .or_else(|| self.children.iter().find_map(Node::mounted))
     }
 }
 
@@ -298,7 +317,11 @@ mod tests {
     #[test]
     fn a_device_of_unknown_size_hides_no_other() {
         assert!(LISTING.contains("\"/dev/sdj\"") && LISTING.contains("\"/dev/nvme1n1\""));
-        assert!(found().iter().all(|device| !["/dev/sdj", "/dev/nvme1n1"].contains(&device.path.as_str())));
+        assert!(
+            found()
+                .iter()
+                .all(|device| !["/dev/sdj", "/dev/nvme1n1"].contains(&device.path.as_str()))
+        );
         assert_eq!(one("/dev/nvme2n1").bytes, 1_920_383_410_176);
     }
 
@@ -314,7 +337,10 @@ mod tests {
 
     #[test]
     fn zoned_and_read_only_devices_are_told() {
-        assert_eq!(one("/dev/sdh").refusal(), Some("zoned (host-managed): it takes writes in order only"));
+        assert_eq!(
+            one("/dev/sdh").refusal(),
+            Some("zoned (host-managed): it takes writes in order only")
+        );
         assert_eq!(one("/dev/nvme3n1").refusal(), Some("read-only"));
         assert_eq!(one("/dev/nvme0n1").refusal(), None);
     }
@@ -326,13 +352,19 @@ mod tests {
             "lsblk: unrecognized option '--json'\n\nUsage:\n lsblk [options] [<device> ...]\n",
         ] {
             let error = failure(stderr).to_string();
-            assert!(error.starts_with("lsblk is too old (un") && error.ends_with("2.37 or later"), "{error}");
+            assert!(
+                error.starts_with("lsblk is too old (un") && error.ends_with("2.37 or later"),
+                "{error}"
+            );
             assert_eq!(error.lines().count(), 1);
         }
         let without = LISTING.replace("\"zoned\"", "\"other\"");
         let error = parse(without.as_bytes()).expect_err("a column is missing").to_string();
         assert!(error.starts_with("lsblk is too old (missing field `zoned`"), "{error}");
-        assert_eq!(failure("lsblk: /sys: no such file\n").to_string(), "lsblk failed: /sys: no such file");
+        assert_eq!(
+            failure("lsblk: /sys: no such file\n").to_string(),
+            "lsblk failed: /sys: no such file"
+        );
         assert!(parse(b"{}").is_err() && parse(b"").is_err());
     }
 }

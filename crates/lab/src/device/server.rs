@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use fuser::{
-    BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow,
-    WriteFlags,
+    BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
+    INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
+    ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request,
+    TimeOrNow, WriteFlags,
 };
 use rustix::fs::FallocateFlags;
 
@@ -34,7 +34,8 @@ const BLOCK_BYTES: u64 = 4096;
 /// Longest name of a file, in bytes.
 const NAME_BYTES_MAX: u32 = 255;
 /// The kernel caches nothing of a device, and writes to a file go in parallel.
-const OPENED: FopenFlags = FopenFlags::FOPEN_DIRECT_IO.union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
+const OPENED: FopenFlags =
+    FopenFlags::FOPEN_DIRECT_IO.union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
 
 /// The FUSE server of a device.
 #[derive(Debug)]
@@ -158,7 +159,13 @@ impl Filesystem for Server {
         }
     }
 
-    fn getattr(&self, _request: &Request, inode: INodeNo, _file: Option<FileHandle>, reply: ReplyAttr) {
+    fn getattr(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _file: Option<FileHandle>,
+        reply: ReplyAttr,
+    ) {
         match self.attributes(inode) {
             Some(attributes) => reply.attr(&TTL, &attributes),
             None => reply.error(Errno::ENOENT),
@@ -187,7 +194,8 @@ impl Filesystem for Server {
             return reply.error(Errno::EIO);
         }
         let resized = size.map_or(Ok(Vec::new()), |size| self.0.files().resize(inode.0, size));
-        let cleared = resized.map_err(Errno::from).and_then(|freed| self.clear(freed).map_err(Errno::from));
+        let cleared =
+            resized.map_err(Errno::from).and_then(|freed| self.clear(freed).map_err(Errno::from));
         match (cleared, self.attributes(inode)) {
             (Ok(()), Some(attributes)) => reply.attr(&TTL, &attributes),
             (Ok(()), None) => reply.error(Errno::ENOENT),
@@ -214,7 +222,9 @@ impl Filesystem for Server {
             Ok(inode)
         });
         match made.map(|inode| self.attributes(INodeNo(inode))) {
-            Ok(Some(attributes)) => reply.created(&TTL, &attributes, Generation(0), FileHandle(0), OPENED),
+            Ok(Some(attributes)) => {
+                reply.created(&TTL, &attributes, Generation(0), FileHandle(0), OPENED)
+            }
             Ok(None) => reply.error(Errno::ENOENT),
             Err(refused) => reply.error(refused.into()),
         }
@@ -256,7 +266,9 @@ impl Filesystem for Server {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        for (at, (name, inode)) in self.0.files().names().into_iter().enumerate().skip(offset as usize) {
+        for (at, (name, inode)) in
+            self.0.files().names().into_iter().enumerate().skip(offset as usize)
+        {
             // The offset is that of the next entry.
             if reply.add(INodeNo(inode), at as u64 + 1, FileType::RegularFile, name) {
                 break;
@@ -346,12 +358,21 @@ impl Filesystem for Server {
             return reply.error(Errno::EIO);
         }
         let len = data.len() as u32;
-        let Some(command) = Server::command(Kind::Write, &extents) else { return reply.written(len) };
+        let Some(command) = Server::command(Kind::Write, &extents) else {
+            return reply.written(len);
+        };
         let answer = if durable { Answer::Durable(reply, len) } else { Answer::Write(reply, len) };
         self.0.submit(command, answer, ticket);
     }
 
-    fn fsync(&self, _request: &Request, inode: INodeNo, _file: FileHandle, _data: bool, reply: ReplyEmpty) {
+    fn fsync(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _file: FileHandle,
+        _data: bool,
+        reply: ReplyEmpty,
+    ) {
         self.flush_device(inode, reply);
     }
 
@@ -382,7 +403,16 @@ impl Filesystem for Server {
         let files = self.0.files();
         let all = files.bytes(files.find(&Files::part_name(0)).unwrap_or_default()).unwrap_or(0);
         let (blocks, free) = (all / BLOCK_BYTES, files.free_bytes() / BLOCK_BYTES);
-        reply.statfs(blocks, free, free, 0, 0, BLOCK_BYTES as u32, NAME_BYTES_MAX, BLOCK_BYTES as u32);
+        reply.statfs(
+            blocks,
+            free,
+            free,
+            0,
+            0,
+            BLOCK_BYTES as u32,
+            NAME_BYTES_MAX,
+            BLOCK_BYTES as u32,
+        );
     }
 
     fn fallocate(

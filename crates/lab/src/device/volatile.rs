@@ -77,7 +77,9 @@ pub(super) struct Volatile {
 
 impl Write {
     fn sectors(&self) -> impl Iterator<Item = (u64, &[u8])> {
-        let of = |(first, bytes): &'_ (u64, Vec<u8>)| *first..*first + (bytes.len() / SECTOR_BYTES) as u64;
+        let of = |(first, bytes): &'_ (u64, Vec<u8>)| {
+            *first..*first + (bytes.len() / SECTOR_BYTES) as u64
+        };
         self.pieces.iter().flat_map(move |piece| of(piece).zip(piece.1.chunks_exact(SECTOR_BYTES)))
     }
 }
@@ -86,7 +88,8 @@ impl Volatile {
     /// Takes a write into the cache; returns its number.
     pub(super) fn write(&mut self, pieces: Vec<Piece>) -> Number {
         self.last += 1;
-        let mut write = Write { pieces: Vec::with_capacity(pieces.len()), over: false, forsaken: false };
+        let mut write =
+            Write { pieces: Vec::with_capacity(pieces.len()), over: false, forsaken: false };
         for Piece { sector, before, after } in pieces {
             for (sector, was) in (sector..).zip(before.chunks_exact(SECTOR_BYTES)) {
                 let on_media = || Box::new(was.try_into().expect("chunks of a sector"));
@@ -133,7 +136,8 @@ impl Volatile {
         for number in numbers {
             let Some(write) = self.writes.remove(number) else { continue };
             for (sector, bytes) in write.sectors() {
-                let on_media = self.media.get_mut(&sector).expect("known as long as a write is to change it");
+                let on_media =
+                    self.media.get_mut(&sector).expect("known as long as a write is to change it");
                 // An older write that is still in the cache must not overwrite a newer one.
                 if on_media.number < *number {
                     on_media.content.copy_from_slice(bytes);
@@ -165,7 +169,8 @@ impl Volatile {
             };
             *count += 1;
             for ((sector, bytes), _) in write.sectors().zip(kept).filter(|(_, kept)| *kept) {
-                let on_media = media.get_mut(&sector).expect("known as long as a write is to change it");
+                let on_media =
+                    media.get_mut(&sector).expect("known as long as a write is to change it");
                 if on_media.number < number {
                     on_media.content.copy_from_slice(bytes);
                 }
@@ -202,7 +207,8 @@ mod tests {
 
         /// Writes `value` to `count` sectors.
         fn write(&mut self, first: usize, count: usize, value: u8) -> Number {
-            let content = |values: &[u8]| values.iter().flat_map(|&v| [v; SECTOR_BYTES]).collect::<Vec<u8>>();
+            let content =
+                |values: &[u8]| values.iter().flat_map(|&v| [v; SECTOR_BYTES]).collect::<Vec<u8>>();
             let before = content(&self.sectors[first..first + count]);
             self.sectors[first..first + count].fill(value);
             let after = content(&self.sectors[first..first + count]);
@@ -238,7 +244,10 @@ mod tests {
             disk.write(3, 1, 4);
             disk.lose(seed);
             assert_eq!(disk.sectors[..2], [1, 2], "seed {seed}");
-            assert!([2, 3].contains(&disk.sectors[2]) && [0, 4].contains(&disk.sectors[3]), "seed {seed}");
+            assert!(
+                [2, 3].contains(&disk.sectors[2]) && [0, 4].contains(&disk.sectors[3]),
+                "seed {seed}"
+            );
             seen.insert((disk.sectors[2], disk.sectors[3]));
         }
         assert_eq!(seen.len(), 4, "also the later one without the earlier one: {seen:?}");

@@ -77,16 +77,17 @@ pub(crate) fn run<T>(load: &Load, meanwhile: impl FnOnce() -> T) -> (T, Vec<Clie
         let _over = Over(&stop);
         let start = |client: usize| {
             let (stop, next) = (&stop, &next[client]);
-            let worker = |region: Region| scope.spawn(move || work(load, client, region, next, stop));
+            let worker =
+                |region: Region| scope.spawn(move || work(load, client, region, next, stop));
             regions(load, client).into_iter().map(worker).collect::<Vec<_>>()
         };
         let workers: Vec<Vec<_>> = clients.map(start).collect();
         let seen = meanwhile();
         stop.store(true, Ordering::Relaxed);
         let ended = workers.into_iter().enumerate().map(|(client, workers)| {
-            let joined = workers
-                .into_iter()
-                .map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            let joined = workers.into_iter().map(|worker| {
+                worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            });
             gathered(load, client, joined)
         });
         (seen, ended.collect())
@@ -112,7 +113,8 @@ fn regions(load: &Load, client: usize) -> Vec<Region> {
 
 /// When a request is due, in seconds since the beginning of the load. Clients take turns.
 fn due_s(load: &Load, client: usize, number: u64) -> f64 {
-    (number as f64 + client as f64 / load.exports.len().max(1) as f64) / f64::from(load.requests_per_s)
+    (number as f64 + client as f64 / load.exports.len().max(1) as f64)
+        / f64::from(load.requests_per_s)
 }
 
 /// Collects the work of a client's threads. Requests that no thread took count as not answered.
@@ -121,8 +123,10 @@ fn gathered(
     client: usize,
     workers: impl Iterator<Item = (Region, Vec<(u64, Asked)>)>,
 ) -> Client {
-    let due = (0..).map(|number| due_s(load, client, number)).take_while(|due_s| *due_s < load.seconds);
-    let mut asked: Vec<Asked> = due.map(|due_s| Asked { due_s, answered_s: None, failed: false }).collect();
+    let due =
+        (0..).map(|number| due_s(load, client, number)).take_while(|due_s| *due_s < load.seconds);
+    let mut asked: Vec<Asked> =
+        due.map(|due_s| Asked { due_s, answered_s: None, failed: false }).collect();
     let mut regions = Vec::new();
     for (region, of_worker) in workers {
         regions.push(region);
@@ -149,7 +153,8 @@ fn work(
     loop {
         let number = next.fetch_add(1, Ordering::Relaxed);
         let due_s = due_s(load, client, number);
-        if due_s >= load.seconds || !sleep_until(load.begin + Duration::from_secs_f64(due_s), stop) {
+        if due_s >= load.seconds || !sleep_until(load.begin + Duration::from_secs_f64(due_s), stop)
+        {
             return (region, asked);
         }
         let mut random = Random::new(mix(load.seed ^ ((client as u64) << 48)) ^ number);
@@ -202,7 +207,10 @@ struct Link<'a> {
 impl Link<'_> {
     /// Repeats a request until it is answered: true for success, false for an error. `None` if the
     /// load stops before.
-    fn until_answered(&mut self, mut ask: impl FnMut(&mut Self) -> Result<bool, NbdError>) -> Option<bool> {
+    fn until_answered(
+        &mut self,
+        mut ask: impl FnMut(&mut Self) -> Result<bool, NbdError>,
+    ) -> Option<bool> {
         loop {
             if let Ok(answer) = ask(self) {
                 return Some(answer);
@@ -215,7 +223,13 @@ impl Link<'_> {
     }
 
     /// Sends a request and waits for its answer. `data` is written by a write, or filled by a read.
-    fn ask(&mut self, kind: u16, offset: u64, data: &mut [u8], is_read: bool) -> Result<bool, NbdError> {
+    fn ask(
+        &mut self,
+        kind: u16,
+        offset: u64,
+        data: &mut [u8],
+        is_read: bool,
+    ) -> Result<bool, NbdError> {
         if self.stream.is_none() {
             self.stream = Some(self.connect()?);
         }
@@ -223,14 +237,18 @@ impl Link<'_> {
         let mut stream = Patient { stream, stop: self.stop };
         self.cookie += 1;
         let len = data.len() as u32;
-        let mut message = Command { kind, flags: 0, cookie: self.cookie, offset, len }.header().to_vec();
+        let mut message =
+            Command { kind, flags: 0, cookie: self.cookie, offset, len }.header().to_vec();
         if !is_read {
             message.extend_from_slice(data);
         }
         stream.write_all(&message).map_err(NbdError::Disconnected)?;
         let (errno, cookie) = nbd::reply(&mut stream)?;
         if cookie != self.cookie {
-            return Err(NbdError::Protocol(format!("a reply to {cookie} instead of {}", self.cookie)));
+            return Err(NbdError::Protocol(format!(
+                "a reply to {cookie} instead of {}",
+                self.cookie
+            )));
         }
         if errno == 0 && is_read {
             stream.read_exact(data).map_err(NbdError::Disconnected)?;
@@ -240,7 +258,8 @@ impl Link<'_> {
 
     fn connect(&self) -> Result<UnixStream, NbdError> {
         let stream = UnixStream::connect(self.socket).map_err(NbdError::Disconnected)?;
-        let limits = stream.set_read_timeout(Some(PATIENCE)).and(stream.set_write_timeout(Some(PATIENCE)));
+        let limits =
+            stream.set_read_timeout(Some(PATIENCE)).and(stream.set_write_timeout(Some(PATIENCE)));
         limits.map_err(NbdError::Disconnected)?;
         let patient = || Patient { stream: &stream, stop: self.stop };
         nbd::negotiate(&mut patient(), &mut patient(), self.export)?;
@@ -259,8 +278,10 @@ impl Patient<'_> {
         loop {
             match attempt() {
                 Err(error)
-                    if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
-                        && !self.stop.load(Ordering::Relaxed) => {}
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+                    ) && !self.stop.load(Ordering::Relaxed) => {}
                 done => return done,
             }
         }

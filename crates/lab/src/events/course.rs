@@ -9,12 +9,17 @@ use crate::results::{EventWindow, Recovery, Scrub};
 
 /// The requests of all clients that were due in a window. Its beginning and end are in seconds
 /// since the beginning of the load. The event happened at `event_s`.
-pub(crate) fn window(clients: &[Client], (begin_s, end_s): (f64, f64), event_s: f64) -> EventWindow {
+pub(crate) fn window(
+    clients: &[Client],
+    (begin_s, end_s): (f64, f64),
+    event_s: f64,
+) -> EventWindow {
     let all = clients.iter().flat_map(|client| &client.asked);
     let due: Vec<&Asked> = all.filter(|asked| (begin_s..end_s).contains(&asked.due_s)).collect();
     let answered = due.iter().filter(|asked| !asked.failed);
-    let mut times_us: Vec<f64> =
-        answered.filter_map(|asked| Some((asked.answered_s? - asked.due_s).max(0.0) * 1e6)).collect();
+    let mut times_us: Vec<f64> = answered
+        .filter_map(|asked| Some((asked.answered_s? - asked.due_s).max(0.0) * 1e6))
+        .collect();
     times_us.sort_by(f64::total_cmp);
     let part = |part: f64| percentile(&times_us, due.len(), part);
     EventWindow {
@@ -41,7 +46,8 @@ fn percentile(times_us: &[f64], due: usize, part: f64) -> Option<f64> {
 /// Longest time between two moments in which one client got no answer, or only errors.
 pub(crate) fn gap(clients: &[Client], (from_s, to_s): (f64, f64)) -> f64 {
     let of = |client: &Client| {
-        let good = client.asked.iter().filter(|asked| !asked.failed).filter_map(|asked| asked.answered_s);
+        let good =
+            client.asked.iter().filter(|asked| !asked.failed).filter_map(|asked| asked.answered_s);
         let mut moments: Vec<f64> = good.filter(|moment| (from_s..to_s).contains(moment)).collect();
         moments.extend([from_s, to_s]);
         moments.sort_by(f64::total_cmp);
@@ -67,9 +73,13 @@ pub(crate) fn recovery(said: &[(f64, Health)], back_s: Option<f64>, watched_s: f
 }
 
 /// What was scrubbed since `before`, from the reported times.
-pub(crate) fn scrub(before: &BTreeMap<String, String>, said: &[(f64, BTreeMap<String, String>)]) -> Scrub {
+pub(crate) fn scrub(
+    before: &BTreeMap<String, String>,
+    said: &[(f64, BTreeMap<String, String>)],
+) -> Scrub {
     let scrubbed = |now: &BTreeMap<String, String>| {
-        let is_new = |(group, stamp): &(&String, &String)| now.get(*group).is_some_and(|at| at != *stamp);
+        let is_new =
+            |(group, stamp): &(&String, &String)| now.get(*group).is_some_and(|at| at != *stamp);
         before.iter().filter(is_new).count()
     };
     let all = |now: &BTreeMap<String, String>| !before.is_empty() && scrubbed(now) == before.len();
@@ -140,7 +150,10 @@ mod tests {
     #[test]
     fn a_cluster_is_clean_again_when_it_was_not_and_stays_so() {
         let said = |clean: &[u64]| -> Vec<(f64, Health)> {
-            (0u8..).map(|at| f64::from(at) - 1.0).zip(clean.iter().map(|clean| health(*clean))).collect()
+            (0u8..)
+                .map(|at| f64::from(at) - 1.0)
+                .zip(clean.iter().map(|clean| health(*clean)))
+                .collect()
         };
         let found = |clean: &[u64]| {
             let found = recovery(&said(clean), None, 9.0);
@@ -157,10 +170,15 @@ mod tests {
     #[test]
     fn a_scrub_has_finished_when_every_group_has_a_new_time() {
         let stamps = |of: [&str; 2]| -> BTreeMap<String, String> {
-            ["2.0", "2.1"].into_iter().zip(of).map(|(group, at)| (group.into(), at.into())).collect()
+            ["2.0", "2.1"]
+                .into_iter()
+                .zip(of)
+                .map(|(group, at)| (group.into(), at.into()))
+                .collect()
         };
         let before = stamps(["a", "b"]);
-        let said = [(2.0, stamps(["a", "b"])), (4.0, stamps(["c", "b"])), (6.0, stamps(["c", "d"]))];
+        let said =
+            [(2.0, stamps(["a", "b"])), (4.0, stamps(["c", "b"])), (6.0, stamps(["c", "d"]))];
         let all = scrub(&before, &said);
         assert_eq!((all.groups, all.scrubbed, all.finished_s), (2, 2, Some(6.0)));
         let half = scrub(&before, &said[..2]);

@@ -67,7 +67,9 @@ impl Region {
     /// The image can show only whether it holds the newer write.
     pub(crate) fn overwritten_blocks(&self, event_s: f64) -> u64 {
         let is_overwritten = |block: &&Block| {
-            block.acknowledged > 0 && block.first_acknowledged_s < event_s && block.acknowledged_s >= event_s
+            block.acknowledged > 0
+                && block.first_acknowledged_s < event_s
+                && block.acknowledged_s >= event_s
         };
         self.blocks.iter().filter(is_overwritten).count() as u64
     }

@@ -36,13 +36,16 @@ impl Side {
         let number = |value: &Value| value.as_f64().unwrap_or(0.0);
         let ios = number(&side["total_ios"]);
         // Reads and writes have a completion latency; a flush has only one latency.
-        let latency = if side["clat_ns"]["bins"].is_object() { &side["clat_ns"] } else { &side["lat_ns"] };
+        let latency =
+            if side["clat_ns"]["bins"].is_object() { &side["clat_ns"] } else { &side["lat_ns"] };
         let bins = latency["bins"].as_object().into_iter().flatten();
         Side {
             ios: ios as u64,
             iops: number(&side["iops"]),
             total_ns: ios * number(&side["lat_ns"]["mean"]),
-            bins: bins.filter_map(|(ns, count)| Some((ns.parse().ok()?, count.as_u64()?))).collect(),
+            bins: bins
+                .filter_map(|(ns, count)| Some((ns.parse().ok()?, count.as_u64()?)))
+                .collect(),
         }
     }
 
@@ -142,7 +145,8 @@ impl Measured {
         let sum = |one: Option<f64>, other: Option<f64>| {
             one.zip(other).filter(|_| alone).map(|(one, other)| one + other)
         };
-        let writes = if alone { 1.0 } else { self.writes.ios as f64 / self.all().ios.max(1) as f64 };
+        let writes =
+            if alone { 1.0 } else { self.writes.ios as f64 / self.all().ios.max(1) as f64 };
         Figures {
             iops: both.iops,
             mean_us: both.mean_us + flush.mean_us * writes,
@@ -167,7 +171,10 @@ mod tests {
         both.add(&Measured::read(&report("9000", 1)));
         let figures = both.figures(false);
         assert_eq!((figures.iops, figures.mean_us), (100.0, 2.0));
-        assert_eq!((figures.p50_us, figures.p99_us, figures.p999_us), (Some(1.0), Some(1.0), Some(9.0)));
+        assert_eq!(
+            (figures.p50_us, figures.p99_us, figures.p999_us),
+            (Some(1.0), Some(1.0), Some(9.0))
+        );
         assert_eq!(both.writes.figures(), None);
         assert_eq!(both.reads.histogram(), [(1024, 99), (9216, 1)]);
     }
@@ -190,7 +197,8 @@ mod tests {
 
     #[test]
     fn writes_alone_are_complete_with_their_flushes_also_beside_reads() {
-        let mixed = Measured { reads: side(70, 1e6), writes: side(30, 2e6), flushes: side(30, 10e6) };
+        let mixed =
+            Measured { reads: side(70, 1e6), writes: side(30, 2e6), flushes: side(30, 10e6) };
         let mean_us = |with_flush| mixed.write_figures(with_flush).map(|figures| figures.mean_us);
         assert_eq!((mean_us(false), mean_us(true)), (Some(2e3), Some(12e3)));
         let reads = Measured { reads: side(70, 1e6), ..Measured::default() };
@@ -199,7 +207,8 @@ mod tests {
 
     #[test]
     fn reads_beside_writes_wait_for_no_flush() {
-        let mixed = Measured { reads: side(70, 1e6), writes: side(30, 2e6), flushes: side(30, 10e6) };
+        let mixed =
+            Measured { reads: side(70, 1e6), writes: side(30, 2e6), flushes: side(30, 10e6) };
         let figures = mixed.figures(true);
         // 70 requests of 1 ms and 30 of 12 ms.
         assert!((figures.mean_us - 4_300.0).abs() < 1e-6, "{figures:?}");

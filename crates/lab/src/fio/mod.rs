@@ -244,10 +244,17 @@ fn common(size_bytes: u64) -> Vec<String> {
 fn endpoint(endpoint: &Endpoint) -> Vec<String> {
     match endpoint {
         Endpoint::File(path) => {
-            vec!["--ioengine=io_uring".into(), "--direct=1".into(), format!("--filename={}", path.display())]
+            vec![
+                "--ioengine=io_uring".into(),
+                "--direct=1".into(),
+                format!("--filename={}", path.display()),
+            ]
         }
         Endpoint::Nbd { socket, export } => {
-            vec!["--ioengine=nbd".into(), format!("--uri=nbd+unix:///{export}?socket={}", socket.display())]
+            vec![
+                "--ioengine=nbd".into(),
+                format!("--uri=nbd+unix:///{export}?socket={}", socket.display()),
+            ]
         }
         Endpoint::Rbd { image, .. } => {
             vec![
@@ -261,13 +268,23 @@ fn endpoint(endpoint: &Endpoint) -> Vec<String> {
         }
         Endpoint::Guest { disk, page_cache, .. } => {
             let direct = u8::from(*page_cache == PageCache::Past);
-            vec!["--ioengine=io_uring".into(), format!("--direct={direct}"), format!("--filename={disk}")]
+            vec![
+                "--ioengine=io_uring".into(),
+                format!("--direct={direct}"),
+                format!("--filename={disk}"),
+            ]
         }
     }
 }
 
 /// Arguments of a timed run over the first `size_bytes` of the target.
-pub fn arguments(target: &Endpoint, job: &Job, size_bytes: u64, ramp_s: u32, seconds: u32) -> Vec<String> {
+pub fn arguments(
+    target: &Endpoint,
+    job: &Job,
+    size_bytes: u64,
+    ramp_s: u32,
+    seconds: u32,
+) -> Vec<String> {
     let mut words = common(size_bytes);
     words.extend(endpoint(target));
     words.extend([
@@ -419,11 +436,19 @@ impl Running {
     ///
     /// # Errors
     /// If fio, or the guest in which it is to run, cannot be started.
-    pub fn start_timed(target: &Endpoint, words: &[String], directory: PathBuf) -> Result<Running, FioError> {
+    pub fn start_timed(
+        target: &Endpoint,
+        words: &[String],
+        directory: PathBuf,
+    ) -> Result<Running, FioError> {
         Running::spawn(target, words, Some(directory))
     }
 
-    fn spawn(target: &Endpoint, words: &[String], directory: Option<PathBuf>) -> Result<Running, FioError> {
+    fn spawn(
+        target: &Endpoint,
+        words: &[String],
+        directory: Option<PathBuf>,
+    ) -> Result<Running, FioError> {
         let at = match target {
             Endpoint::Guest { vm, .. } => Place::guest(vm, words, directory.is_some())?,
             _ => Place::here(target, words, directory.as_deref())?,
@@ -438,7 +463,8 @@ impl Running {
             return job.begun();
         }
         let said =
-            std::fs::read_to_string(self.directory.as_ref()?.join(format!("{JOB}.prerun.txt"))).ok()?;
+            std::fs::read_to_string(self.directory.as_ref()?.join(format!("{JOB}.prerun.txt")))
+                .ok()?;
         // A number that is not completely written yet is not followed by a newline.
         let ns = said.strip_suffix('\n')?.parse().ok()?;
         let since = SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_nanos(ns)).ok()?;
@@ -517,7 +543,11 @@ impl Running {
 
 impl Place {
     /// Starts fio on this machine.
-    fn here(target: &Endpoint, words: &[String], directory: Option<&Path>) -> Result<Place, FioError> {
+    fn here(
+        target: &Endpoint,
+        words: &[String],
+        directory: Option<&Path>,
+    ) -> Result<Place, FioError> {
         let mut command = Command::new("fio");
         command.args(words).stdin(Stdio::null());
         match directory {
@@ -562,7 +592,12 @@ fn line_ms(run_ms: f64, count: usize) -> f64 {
 /// Requests per second of reads and of writes in each of `count` equal parts of a run of `seconds`
 /// without its ramp, in order, from the directory in which it ran. `None` if the run did not log
 /// its rates ([`parts`]), or if a run that is not `time_based` ended earlier.
-pub fn rates(directory: &Path, seconds: u32, count: usize, time_based: bool) -> Option<Vec<[f64; 2]>> {
+pub fn rates(
+    directory: &Path,
+    seconds: u32,
+    count: usize,
+    time_based: bool,
+) -> Option<Vec<[f64; 2]>> {
     let log = std::fs::read_to_string(directory.join(format!("{JOB}_iops.1.log"))).ok()?;
     read_rates(&log, f64::from(seconds) * 1e3, count, time_based)
 }
@@ -628,7 +663,8 @@ mod tests {
     #[test]
     fn rates_are_those_of_the_parts_and_none_where_one_is_missing() {
         // Three parts of a second. The last part has only writes, and no line at its end.
-        let line = |at: usize, side: usize, rate: u32| format!("{}, {rate}, {side}, 0, 0\n", at * 100);
+        let line =
+            |at: usize, side: usize, rate: u32| format!("{}, {rate}, {side}, 0, 0\n", at * 100);
         let reads = (1..=20).map(|at| line(at, 0, if at <= 10 { 800 } else { 700 }));
         let log: String =
             reads.chain((1..=29).map(|at| line(at, 1, if at <= 20 { 200 } else { 10 }))).collect();
@@ -639,14 +675,18 @@ mod tests {
         let wanted = vec![[800.0, 200.0], [700.0, 200.0], [0.0, 10.0]];
         assert_eq!(parts(&log, 3e3, 3), Some(wanted.clone()));
         assert_eq!(parts(&log, 5e3, 5), None, "it has ended before");
-        let silent = read_rates(&log, 5e3, 5, true).expect("it has not ended, but completed nothing");
+        let silent =
+            read_rates(&log, 5e3, 5, true).expect("it has not ended, but completed nothing");
         assert_eq!(silent[4], [0.0; 2]);
         let early = format!("3, 5000, 0, 0, 0\n{log}");
         let found = parts(&early, 3e3, 3).expect("a line just after the ramp");
         assert!((found[0][0] - 800.0).abs() < 20.0, "{found:?}");
         let late = log.replace("000, ", "004, ");
         let found = parts(&late, 3e3, 3).expect("lines that come when they like");
-        assert!((found[1][0] - 700.0).abs() < 10.0 && (found[2][1] - 10.0).abs() < 5.0, "{found:?}");
+        assert!(
+            (found[1][0] - 700.0).abs() < 10.0 && (found[2][1] - 10.0).abs() < 5.0,
+            "{found:?}"
+        );
         for bad in ["", "999, 1, 2, 0\n", "999, x, 0, 0\n", "a\n", "0, 1, 0\n"] {
             assert_eq!(parts(bad, 1e3, 1), None, "{bad:?}");
         }

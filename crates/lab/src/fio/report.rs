@@ -28,8 +28,7 @@ mod tests {
     #[test]
     fn only_bins_are_left_out() {
         let report = json!({"fio version": "fio-3.33", "jobs": [{"read": {"clat_ns": {"mean": 1.5, "N": 2, "bins": {"1": 2}}}}]});
-        let wanted =
-            json!({"fio version": "fio-3.33", "jobs": [{"read": {"clat_ns": {"mean": 1.5, "N": 2}}}]});
+        let wanted = json!({"fio version": "fio-3.33", "jobs": [{"read": {"clat_ns": {"mean": 1.5, "N": 2}}}]});
         assert_eq!(without_bins(report), wanted);
     }
 }

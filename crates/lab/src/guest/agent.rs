@@ -21,8 +21,13 @@ use super::protocol::{PORT, Reply, Request, receive, send};
 use super::{LINK, PREFIX_BITS};
 
 /// Filesystems that are mounted, each with its mount point.
-const MOUNTS: [(&str, &str); 5] =
-    [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/run"), ("tmpfs", "/dev/shm")];
+const MOUNTS: [(&str, &str); 5] = [
+    ("proc", "/proc"),
+    ("sysfs", "/sys"),
+    ("devtmpfs", "/dev"),
+    ("tmpfs", "/run"),
+    ("tmpfs", "/dev/shm"),
+];
 /// Where programs are found in the guest.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -42,7 +47,9 @@ pub struct Boot {
 /// first process of a guest.
 pub fn init(boot: &Boot) -> io::Result<Infallible> {
     if !rustix::process::getpid().is_init() {
-        return Err(io::Error::other("this is what a guest of the lab begins with: for nobody else"));
+        return Err(io::Error::other(
+            "this is what a guest of the lab begins with: for nobody else",
+        ));
     }
     for (kind, place) in MOUNTS {
         // The kernel makes only some of the directories.
@@ -70,7 +77,8 @@ pub fn init(boot: &Boot) -> io::Result<Infallible> {
         vec!["address", "add", &address, "dev", LINK],
         vec!["link", "set", LINK, "up"],
     ] {
-        let done = Command::new("ip").args(&words).env("PATH", PATH).status().map_err(with("ip"))?;
+        let done =
+            Command::new("ip").args(&words).env("PATH", PATH).status().map_err(with("ip"))?;
         if !done.success() {
             return Err(io::Error::other(format!("`ip {}` failed: {done}", words.join(" "))));
         }
@@ -101,8 +109,12 @@ fn serve(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let reply = match receive(&mut stream)? {
         Request::Run { words } => run(&words, &stream),
-        Request::Read { paths } => Reply::Contents(paths.iter().map(|path| contents(path)).collect()),
-        Request::Write { path, text } => done(write(&path, &text).map_err(with(&path.display().to_string()))),
+        Request::Read { paths } => {
+            Reply::Contents(paths.iter().map(|path| contents(path)).collect())
+        }
+        Request::Write { path, text } => {
+            done(write(&path, &text).map_err(with(&path.display().to_string())))
+        }
         Request::Share { directory } => {
             done(share(&directory, shared).map_err(with(&directory.display().to_string())))
         }
@@ -189,7 +201,9 @@ fn status(ended: ExitStatus) -> i32 {
 fn connect(mut stream: TcpStream, path: &Path) -> io::Result<()> {
     let socket = match UnixStream::connect(path) {
         Ok(socket) => socket,
-        Err(error) => return send(&mut stream, &Reply::Failed(format!("{}: {error}", path.display()))),
+        Err(error) => {
+            return send(&mut stream, &Reply::Failed(format!("{}: {error}", path.display())));
+        }
     };
     send(&mut stream, &Reply::Done)?;
     join(&stream, &socket)

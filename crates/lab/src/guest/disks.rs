@@ -42,7 +42,10 @@ impl Source {
             }
             Source::Nbd { socket, export } => {
                 let socket = quoted(&socket.to_string_lossy());
-                format!("driver=nbd,server.type=unix,server.path={socket},export={}", quoted(export))
+                format!(
+                    "driver=nbd,server.type=unix,server.path={socket},export={}",
+                    quoted(export)
+                )
             }
         }
     }
@@ -106,9 +109,11 @@ impl Disks {
     pub(super) fn check(&self) -> Result<(), GuestError> {
         match self.process.ended().map_err(failed("cannot look at a process"))? {
             None => Ok(()),
-            Some(status) => {
-                Err(GuestError::Ended { what: PROGRAM.into(), status, said: "its disks are gone".into() })
-            }
+            Some(status) => Err(GuestError::Ended {
+                what: PROGRAM.into(),
+                status,
+                said: "its disks are gone".into(),
+            }),
         }
     }
 }

@@ -48,7 +48,8 @@ impl Prefix {
         let mut command = Command::new(&self.program);
         command.args(["lab", "guest", "exec"]).arg(format!("--address={}", self.address));
         let paths = [&self.share, &self.socket.0, &self.socket.1];
-        for (option, path) in ["--share", "--socket-here", "--socket-there"].into_iter().zip(paths) {
+        for (option, path) in ["--share", "--socket-here", "--socket-there"].into_iter().zip(paths)
+        {
             command.arg(option).arg(path);
         }
         command.args(["--", program]);
@@ -72,7 +73,8 @@ pub fn exec(command: &Exec) -> Result<i32, GuestError> {
     }
     if let Some((here, there)) = &command.socket {
         let here = here.to_string_lossy().replace(PID, &std::process::id().to_string());
-        let listener = UnixListener::bind(&here).map_err(failed(format!("cannot make the socket {here}")))?;
+        let listener =
+            UnixListener::bind(&here).map_err(failed(format!("cannot make the socket {here}")))?;
         let there = there.clone();
         std::thread::spawn(move || {
             for socket in listener.incoming().flatten() {
@@ -85,9 +87,12 @@ pub fn exec(command: &Exec) -> Result<i32, GuestError> {
     let request = Request::Run { words: command.words.clone() };
     let (reply, _) = exchange(agent, &request, None).map_err(no_answer())?;
     if let Some((here, _)) = &command.socket {
-        let _ = fs::remove_file(here.to_string_lossy().replace(PID, &std::process::id().to_string()));
+        let _ =
+            fs::remove_file(here.to_string_lossy().replace(PID, &std::process::id().to_string()));
     }
-    let Reply::Ended { status, output, errors } = reply else { return super::done(reply).map(|()| 0) };
+    let Reply::Ended { status, output, errors } = reply else {
+        return super::done(reply).map(|()| 0);
+    };
     let _ = io::stdout().write_all(output.as_bytes());
     let _ = io::stderr().write_all(errors.as_bytes());
     Ok(status)

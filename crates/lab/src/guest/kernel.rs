@@ -27,9 +27,11 @@ impl Kernel {
     /// # Errors
     /// One line that says what to install.
     pub(super) fn find() -> Result<Kernel, String> {
-        let missing = |what: &str| format!("{what} is not installed; on Debian: apt-get install {PACKAGE}");
+        let missing =
+            |what: &str| format!("{what} is not installed; on Debian: apt-get install {PACKAGE}");
         let program = crate::process::find(PROGRAM).ok_or_else(|| missing(PROGRAM))?;
-        let versions = fs::read_dir(MODULES).into_iter().flatten().flatten().map(|entry| entry.path());
+        let versions =
+            fs::read_dir(MODULES).into_iter().flatten().flatten().map(|entry| entry.path());
         let modules = versions.filter(|path| path.join("modules.dep").is_file());
         let modules = modules.max_by(|a, b| by_version(a, b));
         Ok(Kernel { program, modules: modules.ok_or_else(|| missing("the kernel for guests"))? })
@@ -42,9 +44,11 @@ impl Kernel {
     /// One line that names a module that does not exist.
     pub(super) fn modules(&self, names: &[&str]) -> Result<Vec<PathBuf>, String> {
         let path = self.modules.join("modules.dep");
-        let text = fs::read_to_string(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
-        let found = in_order(&text, names)
-            .map_err(|name| format!("the kernel in {} has no module {name}", self.modules.display()))?;
+        let text = fs::read_to_string(&path)
+            .map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+        let found = in_order(&text, names).map_err(|name| {
+            format!("the kernel in {} has no module {name}", self.modules.display())
+        })?;
         Ok(found.into_iter().map(|module| self.modules.join(module)).collect())
     }
 }
@@ -102,12 +106,24 @@ mod tests {
 
     #[test]
     fn numbers_in_versions_compare_as_numbers() {
-        let ascending =
-            ["", "5.10.0-44", "6.1", "6.1.0-9-amd64", "6.1.0-9-cloud-amd64", "6.1.0-10", "6.12é3", "6.12é10"];
+        let ascending = [
+            "",
+            "5.10.0-44",
+            "6.1",
+            "6.1.0-9-amd64",
+            "6.1.0-9-cloud-amd64",
+            "6.1.0-10",
+            "6.12é3",
+            "6.12é10",
+        ];
         for (at, version) in ascending.iter().enumerate() {
             for (other_at, other) in ascending.iter().enumerate() {
                 let path = |version: &str| Path::new("/modules").join(format!("v{version}"));
-                assert_eq!(by_version(&path(version), &path(other)), at.cmp(&other_at), "{version} {other}");
+                assert_eq!(
+                    by_version(&path(version), &path(other)),
+                    at.cmp(&other_at),
+                    "{version} {other}"
+                );
             }
         }
     }
@@ -117,12 +133,19 @@ mod tests {
         let table = "kernel/drivers/md/bcache/bcache.ko: kernel/lib/crc64.ko\nkernel/lib/crc64.ko:\n\
                      kernel/drivers/md/dm-round-robin.ko: kernel/drivers/md/dm-multipath.ko kernel/drivers/md/dm-mod.ko\n\
                      kernel/drivers/md/dm-mod.ko:\nkernel/drivers/block/virtio_blk.ko:\n";
-        let order =
-            in_order(table, &["virtio_blk", "bcache", "dm_round_robin", "dm-mod"]).expect("all are there");
+        let order = in_order(table, &["virtio_blk", "bcache", "dm_round_robin", "dm-mod"])
+            .expect("all are there");
         let names: Vec<&str> = order.iter().filter_map(|path| path.rsplit('/').next()).collect();
         assert_eq!(
             names,
-            ["virtio_blk.ko", "crc64.ko", "bcache.ko", "dm-mod.ko", "dm-multipath.ko", "dm-round-robin.ko"]
+            [
+                "virtio_blk.ko",
+                "crc64.ko",
+                "bcache.ko",
+                "dm-mod.ko",
+                "dm-multipath.ko",
+                "dm-round-robin.ko"
+            ]
         );
         assert_eq!(in_order(table, &["dm-cache"]), Err("dm-cache".to_string()));
     }

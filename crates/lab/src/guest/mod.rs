@@ -113,7 +113,10 @@ fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> GuestError {
 /// The reason why not, in one line.
 pub fn probe() -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
-        return Err("a guest has a network card and processes of its own, which only root can give it".into());
+        return Err(
+            "a guest has a network card and processes of its own, which only root can give it"
+                .into(),
+        );
     }
     Kernel::find()?;
     process::need(qemu::PROGRAM, qemu::PACKAGE)?;
@@ -165,23 +168,35 @@ impl Guest {
         let modules = kernel.modules(&names).map_err(GuestError::Missing)?;
         let disks = Disks::serve(setup.directory, setup.name, setup.disks)?;
         let console = setup.directory.join(format!("{}.console", setup.name));
-        let said = File::create(&console).map_err(failed("cannot make a file for what a guest says"))?;
-        let errors = said.try_clone().map_err(failed("cannot make a file for what a guest says"))?;
+        let said =
+            File::create(&console).map_err(failed("cannot make a file for what a guest says"))?;
+        let errors =
+            said.try_clone().map_err(failed("cannot make a file for what a guest says"))?;
         // A guest's processes are processes of this machine, which the guest's kernel stops at each
         // system call. They must not run on without that kernel. So the first process of their PID
         // namespace is a shell, which is killed when its parent ends; then all processes of the
         // namespace are killed.
         let mut command = Command::new("unshare");
-        command.args(["--pid", "--fork", "--kill-child=KILL", "sh", "-c", "\"$@\"; exit $?", "guest"]);
+        command.args([
+            "--pid",
+            "--fork",
+            "--kill-child=KILL",
+            "sh",
+            "-c",
+            "\"$@\"; exit $?",
+            "guest",
+        ]);
         command.arg(&kernel.program).args(words(setup, disks.sockets(), &modules));
         command.stdin(Stdio::null()).stdout(said).stderr(errors);
         setup.plug.namespace.enter(&mut command);
         let process = Process::spawn(command).map_err(failed("cannot run unshare"))?;
         let agent = SocketAddrV4::new(setup.plug.address, PORT);
         let namespace = setup.plug.namespace.clone();
-        let guest = Guest { process, disks, agent, namespace, console, disk_count: setup.disks.len() };
+        let guest =
+            Guest { process, disks, agent, namespace, console, disk_count: setup.disks.len() };
         let nothing = Request::Read { paths: Vec::new() };
-        let answers = || guest.namespace.within(|| exchange(agent, &nothing, Some(ANSWER_LIMIT)).is_ok());
+        let answers =
+            || guest.namespace.within(|| exchange(agent, &nothing, Some(ANSWER_LIMIT)).is_ok());
         wait_until(&guest.process, "a guest", &guest.console, || answers().unwrap_or(false))?;
         for (name, disk) in DISK_NAMES.iter().zip(setup.disks) {
             guest.introduce(name, disk)?;
@@ -239,9 +254,11 @@ impl Guest {
         self.disks.check()?;
         match self.process.ended().map_err(failed("cannot look at a process"))? {
             None => Ok(()),
-            Some(status) => {
-                Err(GuestError::Ended { what: "a guest".into(), status, said: last_words(&self.console) })
-            }
+            Some(status) => Err(GuestError::Ended {
+                what: "a guest".into(),
+                status,
+                said: last_words(&self.console),
+            }),
         }
     }
 
@@ -254,7 +271,8 @@ impl Guest {
         match self.ask(&request, limit)? {
             Reply::Ended { status: 0, output, .. } => Ok(output),
             Reply::Ended { status, errors, .. } => {
-                let said = errors.trim_end().lines().last().unwrap_or("it does not say why").to_string();
+                let said =
+                    errors.trim_end().lines().last().unwrap_or("it does not say why").to_string();
                 Err(GuestError::Command { command: words.join(" "), status, said })
             }
             other => done(other).map(|()| String::new()),
@@ -344,7 +362,11 @@ fn words(setup: &Setup<'_>, sockets: &[PathBuf], modules: &[PathBuf]) -> Vec<OsS
         word("virtio_uml.device=", socket, &format!(":{VIRTIO_BLOCK}"));
     }
     let Plug { interface, mac, .. } = setup.plug;
-    word(&format!("{LINK}:transport=tap,ifname={interface},mac={mac},depth=128,gro=1"), nothing, "");
+    word(
+        &format!("{LINK}:transport=tap,ifname={interface},mac={mac},depth=128,gro=1"),
+        nothing,
+        "",
+    );
     word("init=", setup.program, "");
     for option in ["--", "lab", "guest", "init"] {
         word(option, nothing, "");
@@ -370,7 +392,9 @@ fn wait_until(
         }
         if start.elapsed() > BOOT_LIMIT {
             let source = io::ErrorKind::TimedOut.into();
-            return Err(failed(format!("{what} does not begin; it says: {}", last_words(said)))(source));
+            return Err(failed(format!("{what} does not begin; it says: {}", last_words(said)))(
+                source,
+            ));
         }
         std::thread::sleep(POLL);
     }

@@ -75,7 +75,8 @@ pub(super) enum Reply {
 pub(super) fn send(stream: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
     let text = serde_json::to_vec(message)?;
     let length = u32::try_from(text.len()).ok().filter(|&length| length <= MESSAGE_BYTES_MAX);
-    let length = length.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "too long a message"))?;
+    let length =
+        length.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "too long a message"))?;
     // In one system call: these are expensive in a guest.
     stream.write_all(&[&length.to_be_bytes(), text.as_slice()].concat())
 }

@@ -42,8 +42,13 @@ impl Images {
     }
 
     fn words(&self, client: u32) -> Vec<String> {
-        let mut words =
-            fio::arguments(self.image(client), &self.job, self.set_bytes, self.ramp_s, self.seconds);
+        let mut words = fio::arguments(
+            self.image(client),
+            &self.job,
+            self.set_bytes,
+            self.ramp_s,
+            self.seconds,
+        );
         if !self.time_based {
             words.retain(|word| word != "--time_based=1");
         }
@@ -117,7 +122,8 @@ impl Client for Fio {
         let directory = self.running.directory();
         let mut reports = self.running.finish(stop)?;
         let report = reports.pop().expect("there is at least one");
-        let read = |directory: PathBuf| fio::rates(&directory, self.seconds, WINDOWS, self.time_based);
+        let read =
+            |directory: PathBuf| fio::rates(&directory, self.seconds, WINDOWS, self.time_based);
         Ok(Done {
             measured: Measured::read(&report),
             rates: directory.and_then(read),

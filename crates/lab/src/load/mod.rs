@@ -173,7 +173,13 @@ pub struct Reach<'a> {
 }
 
 /// The load of this number of clients of a workload at this depth.
-pub fn of(suite: &Suite, workload: &Workload, depth: u32, clients: u32, reach: &Reach<'_>) -> Box<dyn Load> {
+pub fn of(
+    suite: &Suite,
+    workload: &Workload,
+    depth: u32,
+    clients: u32,
+    reach: &Reach<'_>,
+) -> Box<dyn Load> {
     match workload.tool {
         Tool::Fio => {
             let images = (0..clients).map(reach.image).collect();
@@ -190,7 +196,8 @@ pub fn of(suite: &Suite, workload: &Workload, depth: u32, clients: u32, reach: &
 /// has reported nothing.
 pub fn together(told: Vec<Option<Told>>, mean_us: f64) -> Option<Bench> {
     let told: Vec<Told> = told.into_iter().collect::<Option<_>>()?;
-    let seconds = told.iter().map(|of| of.bytes_per_s.len()).min().filter(|seconds| *seconds > 0)?;
+    let seconds =
+        told.iter().map(|of| of.bytes_per_s.len()).min().filter(|seconds| *seconds > 0)?;
     let second = |at: usize| told.iter().map(|of| of.bytes_per_s[at]).sum::<f64>();
     let bytes_per_s: Vec<f64> = (0..seconds).map(second).collect();
     let most = |values: &mut dyn Iterator<Item = f64>| values.fold(f64::MIN, f64::max);
@@ -215,8 +222,13 @@ mod tests {
 
     #[test]
     fn instances_side_by_side_are_added_second_by_second() {
-        let told = |rates: &[f64], min_us, max_us| Some(Told { bytes_per_s: rates.to_vec(), max_us, min_us });
-        let both = together(vec![told(&[10.0, 30.0, 5.0], 7.0, 90.0), told(&[20.0, 20.0], 4.0, 50.0)], 33.0);
+        let told = |rates: &[f64], min_us, max_us| {
+            Some(Told { bytes_per_s: rates.to_vec(), max_us, min_us })
+        };
+        let both = together(
+            vec![told(&[10.0, 30.0, 5.0], 7.0, 90.0), told(&[20.0, 20.0], 4.0, 50.0)],
+            33.0,
+        );
         let both = both.expect("both have told");
         assert_eq!(both.bytes_per_s, Spread { mean: 40.0, max: 50.0, min: 30.0 });
         assert_eq!(both.latency_us, Spread { mean: 33.0, max: 90.0, min: 4.0 });

@@ -69,15 +69,18 @@ pub fn start(
         std::fs::create_dir(&directory).map_err(LoadError::Place)?;
         running.push(Running::start_timed(image, &words(image, of, set_bytes), directory)?);
     }
-    let command = images.first().map(|image| fio::command_line(image, &words(image, of, set_bytes)));
+    let command =
+        images.first().map(|image| fio::command_line(image, &words(image, of, set_bytes)));
     let at_work = AtWork { running, of, command: command.unwrap_or_default() };
     while at_work.running.iter().any(|neighbour| neighbour.begun().is_none()) {
         let has_ended = at_work.running.iter().any(Running::has_ended);
         if let Some(why) = stop().or_else(|| has_ended.then(|| "it ended at once".into())) {
             let command = at_work.command.clone();
-            return Err(
-                FioError::Failed { command, output: format!("a neighbour did not begin: {why}") }.into()
-            );
+            return Err(FioError::Failed {
+                command,
+                output: format!("a neighbour did not begin: {why}"),
+            }
+            .into());
         }
         std::thread::sleep(POLL);
     }
@@ -105,7 +108,9 @@ impl AtWork {
         let mut all = Measured::default();
         for neighbour in self.running {
             match neighbour.finish(&stop) {
-                Ok(reports) => reports.last().into_iter().for_each(|report| all.add(&Measured::read(report))),
+                Ok(reports) => {
+                    reports.last().into_iter().for_each(|report| all.add(&Measured::read(report)))
+                }
                 Err(error) => failure = Some(error.to_string()),
             }
         }
@@ -163,7 +168,8 @@ mod tests {
         let gone = [Endpoint::File(scratch.join("image0/image"))];
         let again = scratch.join("again");
         std::fs::create_dir(&again).expect("a directory");
-        let error = start(&gone, of, 1 << 20, &again, &|| None).expect_err("no such file").to_string();
+        let error =
+            start(&gone, of, 1 << 20, &again, &|| None).expect_err("no such file").to_string();
         assert!(error.contains("did not begin") && !error.contains('\n'), "{error}");
     }
 }

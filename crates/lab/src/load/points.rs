@@ -55,7 +55,10 @@ impl Cut {
 /// When an instance began, in seconds since 1970; `None` until it has printed that.
 pub(super) fn begin_s(text: &str) -> Option<f64> {
     // A line without its end may hold half a number.
-    text.split_inclusive('\n').filter(|line| line.ends_with('\n')).find_map(point).map(|point| point.at_s)
+    text.split_inclusive('\n')
+        .filter(|line| line.ends_with('\n'))
+        .find_map(point)
+        .map(|point| point.at_s)
 }
 
 /// Reads the output of an instance that has ended. `None` if it has not ended.
@@ -73,15 +76,23 @@ pub(super) fn read(text: &str) -> Option<Said> {
     points.retain(|point| point.at_s < end.at_s);
     points.push(end);
     let (max_s, min_s) = (value(text, "Max latency(s):")?, value(text, "Min latency(s):")?);
-    let forward = |pair: &[Point]| pair[0].at_s <= pair[1].at_s && pair[0].finished <= pair[1].finished;
-    points.windows(2).all(forward).then_some(Said { points, finished: finished as u64, max_s, min_s })
+    let forward =
+        |pair: &[Point]| pair[0].at_s <= pair[1].at_s && pair[0].finished <= pair[1].finished;
+    points.windows(2).all(forward).then_some(Said {
+        points,
+        finished: finished as u64,
+        max_s,
+        min_s,
+    })
 }
 
 /// Reads the line of one second: time, second, requests in flight, started and finished, two rates,
 /// last latency, mean latency of all.
 fn point(line: &str) -> Option<Point> {
     let fields: Vec<&str> = line.split_whitespace().collect();
-    let [time, second, in_flight, started, finished, _, _, _, mean_s] = fields[..] else { return None };
+    let [time, second, in_flight, started, finished, _, _, _, mean_s] = fields[..] else {
+        return None;
+    };
     for number in [second, in_flight, started] {
         number.parse::<u64>().ok()?;
     }
@@ -100,7 +111,8 @@ fn value(text: &str, words: &str) -> Option<f64> {
 impl Said {
     /// The state at a moment, interpolated between two lines.
     fn until(&self, at_s: f64) -> Point {
-        let next = self.points.partition_point(|point| point.at_s < at_s).min(self.points.len() - 1);
+        let next =
+            self.points.partition_point(|point| point.at_s < at_s).min(self.points.len() - 1);
         let (before, after) = (self.points[next.saturating_sub(1)], self.points[next]);
         let span_s = after.at_s - before.at_s;
         let part = if span_s > 0.0 { ((at_s - before.at_s) / span_s).clamp(0.0, 1.0) } else { 1.0 };
@@ -168,7 +180,8 @@ mod tests {
     /// request takes a tenth of a second.
     fn said(finished: &[u64], end_s: f64) -> Said {
         let mut text =
-            "2026-11-28T10:00:00.500000+0000 Maintaining 16 concurrent writes of 4096 bytes\n".to_string();
+            "2026-11-28T10:00:00.500000+0000 Maintaining 16 concurrent writes of 4096 bytes\n"
+                .to_string();
         for (second, finished) in finished.iter().enumerate() {
             let (started, second_s) = (finished + 16, second + 1);
             text += &format!(
@@ -200,10 +213,12 @@ mod tests {
         // Its time was over at 4.5 s, and sixteen more requests were done then.
         close(cut(3.0, 60.0), 1.5, 416.0);
         assert_eq!((cut(4.2, 60.0), cut(50.0, 60.0), cut(2.0, 2.0)), (None, None, None));
-        let per_s = |cuts: Vec<Cut>| cuts.into_iter().map(|cut| cut.per_s().round()).collect::<Vec<f64>>();
+        let per_s =
+            |cuts: Vec<Cut>| cuts.into_iter().map(|cut| cut.per_s().round()).collect::<Vec<f64>>();
         assert_eq!(per_s(said.seconds(begin_s + 1.0, begin_s + 3.95)), [200.0, 300.0, 400.0]);
         assert_eq!(per_s(said.seconds(begin_s + 1.0, begin_s + 1.5)), [0.0; 0]);
-        let parts = |from: f64, to: f64, count| said.parts(begin_s + from, begin_s + to, count).map(per_s);
+        let parts =
+            |from: f64, to: f64, count| said.parts(begin_s + from, begin_s + to, count).map(per_s);
         assert_eq!(parts(0.0, 4.0, 2), Some(vec![150.0, 350.0]));
         assert_eq!(parts(0.0, 4.6, 2), None, "it had ended before");
     }
@@ -221,12 +236,18 @@ mod tests {
             let whole = said.cut(first.at_s, f64::MAX).expect("it was at work");
             assert_eq!(whole.finished, said.finished as f64);
             assert!(
-                (whole.total_s / whole.finished - value(text, "Average Latency(s):").expect("told")).abs()
+                (whole.total_s / whole.finished
+                    - value(text, "Average Latency(s):").expect("told"))
+                .abs()
                     < 1e-6
             );
             let mib = if text == WRITE { 4.0 } else { 4.0 / 1024.0 };
             let told = value(text, "Bandwidth (MB/sec):").expect("told");
-            assert!((whole.per_s() * mib / told - 1.0).abs() < 1e-3, "{} {told}", whole.per_s() * mib);
+            assert!(
+                (whole.per_s() * mib / told - 1.0).abs() < 1e-3,
+                "{} {told}",
+                whole.per_s() * mib
+            );
             assert!(said.min_s < said.max_s);
         }
     }
@@ -247,7 +268,8 @@ mod tests {
     #[test]
     fn what_is_not_whole_or_no_sense_is_nothing() {
         assert_eq!(begin_s(""), None);
-        let line = WRITE.lines().position(|line| point(line).is_some()).expect("a line of a second");
+        let line =
+            WRITE.lines().position(|line| point(line).is_some()).expect("a line of a second");
         let before: String = WRITE.split_inclusive('\n').take(line).collect();
         assert_eq!(begin_s(&before), None);
         let with = |more: &str| format!("{before}{more}");
@@ -264,7 +286,8 @@ mod tests {
             assert!(WRITE.contains(from), "{from}");
             assert_eq!(read(&WRITE.replace(from, to)), None, "{to}");
         }
-        for wrong in ["", "a b c d e f g h i", "2026-11-28T10:00:01.0+0000 1 16 32 16 1 1 0.1 nan"] {
+        for wrong in ["", "a b c d e f g h i", "2026-11-28T10:00:01.0+0000 1 16 32 16 1 1 0.1 nan"]
+        {
             assert_eq!(point(wrong), None, "{wrong}");
         }
     }

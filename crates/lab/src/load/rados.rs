@@ -43,8 +43,14 @@ pub(super) struct Instances {
 }
 
 impl Instances {
-    pub(super) fn new(suite: &Suite, workload: &Workload, depth: u32, entrances: Vec<Entrance>) -> Instances {
-        let each = |bytes: u64| bytes / (entrances.len() as u64).max(1) / workload.block_bytes.max(1);
+    pub(super) fn new(
+        suite: &Suite,
+        workload: &Workload,
+        depth: u32,
+        entrances: Vec<Entrance>,
+    ) -> Instances {
+        let each =
+            |bytes: u64| bytes / (entrances.len() as u64).max(1) / workload.block_bytes.max(1);
         let room = suite.objects_bytes_max().saturating_sub(workload.set_bytes);
         Instances {
             pattern: workload.job(depth).pattern,
@@ -141,7 +147,8 @@ impl Load for Instances {
                 let depth = self.objects.min(PREPARING_DEPTH);
                 let words = |client| self.write(ENOUGH_S, depth, self.objects, client);
                 let said = self.run(&clients, &words, stop)?;
-                let written = said.iter().filter_map(|said| points::read(said)).map(|said| said.finished);
+                let written =
+                    said.iter().filter_map(|said| points::read(said)).map(|said| said.finished);
                 filled.bytes = written.sum::<u64>() * self.object_bytes;
             }
         }
@@ -190,7 +197,11 @@ impl Running {
     ) -> Result<Running, LoadError> {
         let files = ["said", "errors"].map(|kind| directory.join(format!("{client}.{kind}")));
         let mut command = Command::new("rados");
-        command.args(words).env("CEPH_CONF", &entrance.conf).current_dir(directory).stdin(Stdio::null());
+        command
+            .args(words)
+            .env("CEPH_CONF", &entrance.conf)
+            .current_dir(directory)
+            .stdin(Stdio::null());
         command.stdout(File::create(&files[0]).map_err(LoadError::Place)?);
         command.stderr(File::create(&files[1]).map_err(LoadError::Place)?);
         entrance.client.iter().for_each(|client| client.enter(&mut command));
@@ -241,7 +252,8 @@ impl Client for Instance {
     fn finish(self: Box<Self>, span: Span, stop: Stop<'_>) -> Result<Done, LoadError> {
         let Instance { running, writes, object_bytes } = *self;
         let command = running.command.clone();
-        let unclear = |what: &str| LoadError::Failed { command: command.clone(), output: what.into() };
+        let unclear =
+            |what: &str| LoadError::Failed { command: command.clone(), output: what.into() };
         let said = running.finish(stop)?;
         let said = points::read(&said).ok_or_else(|| unclear("what it says is not understood"))?;
         let now = unix_s(SystemTime::now()).ok_or_else(|| unclear("the clock is before 1970"))?;
@@ -308,7 +320,9 @@ mod tests {
         let read = instances("4m-rand", 1);
         assert_eq!(
             read.command(0),
-            format!("CEPH_CONF=/c rados -p rbd bench {seconds} rand -t 16 --run-name lab-0 --show-time")
+            format!(
+                "CEPH_CONF=/c rados -p rbd bench {seconds} rand -t 16 --run-name lab-0 --show-time"
+            )
         );
         assert!(instances("4m-seq", 1).command(0).contains(" seq "));
     }
@@ -330,13 +344,16 @@ mod tests {
         let reads = instances("4m-rand", 1);
         let wanted = Kept { clients: 1, objects: reads.objects, object_bytes: 4 << 20 };
         let mut pool = Objects { known: Some(wanted) };
-        let filled = reads.fill(&mut pool, &|| Some("nothing is to be started".into())).expect("it is there");
+        let filled = reads
+            .fill(&mut pool, &|| Some("nothing is to be started".into()))
+            .expect("it is there");
         assert_eq!((filled.bytes, filled.anew), (reads.set_bytes(), false));
         assert_eq!(pool.known, Some(wanted));
         let mut empty = Objects::none();
         let writes = instances("4m-write", 1);
-        let filled =
-            writes.fill(&mut empty, &|| Some("nothing is to be started".into())).expect("it is empty");
+        let filled = writes
+            .fill(&mut empty, &|| Some("nothing is to be started".into()))
+            .expect("it is empty");
         assert_eq!((filled.bytes, filled.anew, empty.known), (0, false, None));
     }
 }

@@ -10,8 +10,11 @@ use crate::cluster::Cluster;
 const OPTION: &str = "bluestore_min_alloc_size";
 
 /// Ceph's default for all media since 14.2.8 (SSDs) and 16.2.0 (disks).
-pub(super) static ALLOC_4K: Alloc =
-    Alloc { name: "alloc-4k", what: "BlueStore allocates units of 4 KiB, as of today", bytes: 4096 };
+pub(super) static ALLOC_4K: Alloc = Alloc {
+    name: "alloc-4k",
+    what: "BlueStore allocates units of 4 KiB, as of today",
+    bytes: 4096,
+};
 /// Ceph's earlier default for SSDs.
 pub(super) static ALLOC_16K: Alloc = Alloc {
     name: "alloc-16k",
@@ -56,7 +59,8 @@ struct Made {
 impl Applied for Made {
     fn verify(&self, cluster: &Cluster) -> Result<Value, PlacementError> {
         let not = |what: String| PlacementError::NotInPlace { placement: self.placement, what };
-        let read = |text: String| serde_json::from_str::<Value>(&text).map_err(|e| not(e.to_string()));
+        let read =
+            |text: String| serde_json::from_str::<Value>(&text).map_err(|e| not(e.to_string()));
         let metadata = read(cluster.ceph(&["osd", "metadata", "--format", "json"])?)?;
         let mut osds = Vec::new();
         for osd in metadata.as_array().into_iter().flatten() {
@@ -66,8 +70,13 @@ impl Applied for Made {
             let told = match told {
                 Some(told) => told.to_string(),
                 None => {
-                    let set =
-                        read(cluster.ceph(&["tell", &format!("osd.{id}"), "config", "get", OPTION])?)?;
+                    let set = read(cluster.ceph(&[
+                        "tell",
+                        &format!("osd.{id}"),
+                        "config",
+                        "get",
+                        OPTION,
+                    ])?)?;
                     set[OPTION].as_str().unwrap_or_default().to_string()
                 }
             };

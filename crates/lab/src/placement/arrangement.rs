@@ -33,10 +33,11 @@ impl Arrangement {
         let mut placements = Vec::new();
         let again = names.split('+').any(|name| name == AGAIN);
         for name in names.split('+').filter(|name| *name != AGAIN) {
-            let found = all().into_iter().find(|placement| placement.name() == name).ok_or_else(|| {
-                let known: Vec<&str> = all().iter().map(|placement| placement.name()).collect();
-                format!("no placement {name}; there are {}", known.join(", "))
-            })?;
+            let found =
+                all().into_iter().find(|placement| placement.name() == name).ok_or_else(|| {
+                    let known: Vec<&str> = all().iter().map(|placement| placement.name()).collect();
+                    format!("no placement {name}; there are {}", known.join(", "))
+                })?;
             placements.push(found);
         }
         if !placements.iter().any(|placement| placement.layer() == Layer::Store) {
@@ -44,7 +45,11 @@ impl Arrangement {
         }
         placements.sort_by_key(|placement| placement.layer());
         if let Some(pair) = placements.windows(2).find(|pair| pair[0].layer() == pair[1].layer()) {
-            return Err(format!("{text}: {} and {} are in the same place", pair[0].name(), pair[1].name()));
+            return Err(format!(
+                "{text}: {} and {} are in the same place",
+                pair[0].name(),
+                pair[1].name()
+            ));
         }
         if let Some(format) = placements.iter().find(|placement| placement.layer() == Layer::Format)
             && !placements.iter().any(|placement| placement.is_bluestore())
@@ -103,9 +108,12 @@ impl Arrangement {
             return Durability::Volatile;
         }
         let cluster = if replicas > 1 { Durability::Replicated } else { Durability::OneCopy };
-        let found = self.placements.iter().map(|placement| placement.durability()).fold(cluster, Ord::min);
+        let found =
+            self.placements.iter().map(|placement| placement.durability()).fold(cluster, Ord::min);
         match found {
-            Durability::OneCopy if self.placements.iter().any(|placement| placement.keeps_two_copies()) => {
+            Durability::OneCopy
+                if self.placements.iter().any(|placement| placement.keeps_two_copies()) =>
+            {
                 Durability::TwoCopies
             }
             found => found,
@@ -148,14 +156,17 @@ impl Arrangement {
 
     /// What an operator has to do when that device has failed ([`Arrangement::base`]).
     pub fn mend(&self) -> &'static str {
-        self.on_ssd().map_or("replace the disk, and make its OSD anew", |placement| placement.mend())
+        self.on_ssd()
+            .map_or("replace the disk, and make its OSD anew", |placement| placement.mend())
     }
 
     /// The placement that uses an SSD. Of several, the first in this order of their layers: client,
     /// tier, device, store.
     fn on_ssd(&self) -> Option<&'static dyn Placement> {
         let layers = [Layer::Client, Layer::Tier, Layer::Device, Layer::Store];
-        layers.iter().find_map(|layer| self.within(&[*layer]).find(|part| part.ssd() != Ssd::Unused))
+        layers
+            .iter()
+            .find_map(|layer| self.within(&[*layer]).find(|part| part.ssd() != Ssd::Unused))
     }
 
     /// Whether reads of clients need no device.
@@ -189,7 +200,10 @@ mod tests {
             names("host-tidepool+filestore-journal+osd-tidepool"),
             ["osd-tidepool", "filestore-journal", "host-tidepool"]
         );
-        assert_eq!(Arrangement::parse("filestore-journal@x").expect("a class").ssd.as_deref(), Some("x"));
+        assert_eq!(
+            Arrangement::parse("filestore-journal@x").expect("a class").ssd.as_deref(),
+            Some("x")
+        );
         assert_eq!(names("host-tidepool+again"), names("host-tidepool"));
         assert_eq!(
             names("host-tidepool+alloc-16k+bluestore-dbwal"),
@@ -225,7 +239,8 @@ mod tests {
     #[test]
     fn a_release_that_lacks_a_part_has_none_of_the_arrangement() {
         let probe = |text: &str, ceph| Arrangement::parse(text).expect(text).probe(Some(ceph));
-        let refused = probe("host-tidepool+filestore-journal", 18).expect_err("18 has no FileStore");
+        let refused =
+            probe("host-tidepool+filestore-journal", 18).expect_err("18 has no FileStore");
         assert!(refused.contains("Ceph 18 has no FileStore"), "{refused}");
         assert!(!probe("filestore-journal", 17).is_err_and(|why| why.contains("Ceph")));
         assert_eq!(probe("bluestore-dbwal", 18), Ok(()));
@@ -253,8 +268,9 @@ mod tests {
 
     #[test]
     fn the_weakest_part_decides_what_a_write_is_safe_from() {
-        let over =
-            |text: &str, replicas, access| Arrangement::parse(text).expect(text).durability(replicas, access);
+        let over = |text: &str, replicas, access| {
+            Arrangement::parse(text).expect(text).durability(replicas, access)
+        };
         assert_eq!(over("filestore-journal", 3, Access::KrbdWriteback), Durability::Replicated);
         assert_eq!(over("filestore-journal", 3, Access::KrbdUnsafe), Durability::Volatile);
         let durability = |text: &str, replicas| over(text, replicas, Access::Librbd);

@@ -75,7 +75,10 @@ impl Placement for Host {
             options.push("--drain=unordered".into());
         }
         let daemons = hosts.map(|host| {
-            Daemon::start(ground, &setup(ground, host, self.name(), &volumes(ground, host), &options)?)
+            Daemon::start(
+                ground,
+                &setup(ground, host, self.name(), &volumes(ground, host), &options)?,
+            )
         });
         let daemons = daemons.collect::<Result<_, _>>()?;
         Ok(Box::new(Hosted { daemons, fronts: Fronts::of(ground), rescue: Rescue::of(ground) }))
@@ -101,7 +104,8 @@ pub(super) fn setup<'a>(
         namespace: ground.namespace(host),
         // The daemon's records of exports are then removed with the run, and do not stay on the
         // machine.
-        state: (!ground.uris.is_empty()).then(|| ground.directory.join(format!("{}.state", NAMES[host]))),
+        state: (!ground.uris.is_empty())
+            .then(|| ground.directory.join(format!("{}.state", NAMES[host]))),
     })
 }
 
@@ -149,7 +153,9 @@ impl Applied for Hosted {
     }
 
     fn holds(&self) -> Result<(), PlacementError> {
-        self.daemons.iter().try_for_each(|daemon| daemon.is_in_mode(HOST_TIDEPOOL.name(), "write-back"))
+        self.daemons
+            .iter()
+            .try_for_each(|daemon| daemon.is_in_mode(HOST_TIDEPOOL.name(), "write-back"))
     }
 
     fn endpoint(&self, image: &str) -> Option<Endpoint> {
@@ -242,20 +248,22 @@ impl Placement for LibrbdCache {
     fn path(&self, access: Access) -> Result<Access, String> {
         match access {
             Access::Librbd | Access::Guest => Ok(access),
-            other => {
-                Err(format!("librbd's cache is one of a client that has librbd itself, not over {other}"))
-            }
+            other => Err(format!(
+                "librbd's cache is one of a client that has librbd itself, not over {other}"
+            )),
         }
     }
 
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
-        let text =
-            fs::read_to_string(&ground.client_conf).map_err(failed("cannot read the client's ceph.conf"))?;
+        let text = fs::read_to_string(&ground.client_conf)
+            .map_err(failed("cannot read the client's ceph.conf"))?;
         let conf = ground.directory.join("librbd-cache.conf");
         let text = text.replace(NO_CACHE, CACHE);
         fs::write(&conf, text).map_err(failed(format!("cannot write {}", conf.display())))?;
-        let clients =
-            ground.images.iter().map(|image| (image.clone(), ground.namespace(ground.host_of(image))));
+        let clients = ground
+            .images
+            .iter()
+            .map(|image| (image.clone(), ground.namespace(ground.host_of(image))));
         Ok(Box::new(Cached { conf, clients: clients.collect() }))
     }
 }
@@ -277,15 +285,20 @@ impl Applied for Cached {
         let (image, client) =
             self.clients.first_key_value().map_or(("", None), |(image, at)| (image, at.as_ref()));
         let mut command = Command::new("rbd");
-        command.arg("-c").arg(&self.conf).args(["config", "image", "list", image, "--format", "json"]);
+        command
+            .arg("-c")
+            .arg(&self.conf)
+            .args(["config", "image", "list", image, "--format", "json"]);
         client.iter().for_each(|client| client.enter(&mut command));
         let output = command.stdin(Stdio::null()).output().map_err(failed("cannot run rbd"))?;
         let options: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap_or_default();
         let wanted = ["rbd_cache", "rbd_cache_policy", "rbd_cache_size"];
-        let told =
-            options.iter().filter_map(|option| Some((option["name"].as_str()?, option["value"].clone())));
-        let told =
-            told.filter(|(name, _)| wanted.contains(name)).map(|(name, value)| (name.to_string(), value));
+        let told = options
+            .iter()
+            .filter_map(|option| Some((option["name"].as_str()?, option["value"].clone())));
+        let told = told
+            .filter(|(name, _)| wanted.contains(name))
+            .map(|(name, value)| (name.to_string(), value));
         let proof: serde_json::Map<String, Value> = told.collect();
         if proof.get("rbd_cache").is_some_and(|value| value == "true") {
             return Ok(Value::Object(proof));
@@ -334,8 +347,8 @@ impl Placement for Raw {
         let mut files = BTreeMap::new();
         for host in 0..ground.hypervisors as usize {
             let ssd = ground.host_ssd(host, self.name())?;
-            let bytes =
-                ssd.bytes / ground.images_of(host).count().max(1) as u64 / RAW_UNIT_BYTES * RAW_UNIT_BYTES;
+            let bytes = ssd.bytes / ground.images_of(host).count().max(1) as u64 / RAW_UNIT_BYTES
+                * RAW_UNIT_BYTES;
             for image in ground.images_of(host) {
                 let path = ssd.directory.join(format!("{image}.raw"));
                 fill(&path, bytes).map_err(failed(format!("cannot fill {}", path.display())))?;
@@ -396,15 +409,22 @@ mod tests {
         fake.says(1, "serving", 8192);
         let host = |host: usize| {
             let volumes = volumes(&ground, host);
-            Daemon::start(&ground, &setup(&ground, host, "host-tidepool", &volumes, &[]).expect("an SSD"))
+            Daemon::start(
+                &ground,
+                &setup(&ground, host, "host-tidepool", &volumes, &[]).expect("an SSD"),
+            )
         };
         let daemons = (0..2).map(host).collect::<Result<_, _>>().expect("they serve");
         let (fronts, rescue) = (Fronts::of(&ground), Rescue::of(&ground));
-        let done = Box::new(Hosted { daemons, fronts, rescue }).salvage().expect("all is given back");
+        let done =
+            Box::new(Hosted { daemons, fronts, rescue }).salvage().expect("all is given back");
         assert_eq!(
             fake.asked(),
             ["recover rbd:rbd/img0?conf=ceph.conf --accept-loss", "drain peer", "stop peer"]
         );
-        assert_eq!(done, "`tidepool recover --accept-loss`, a drain as ever on the other hypervisor");
+        assert_eq!(
+            done,
+            "`tidepool recover --accept-loss`, a drain as ever on the other hypervisor"
+        );
     }
 }

@@ -81,9 +81,10 @@ pub(super) struct Daemon {
 impl Daemon {
     /// Starts a daemon with a new cache.
     pub(super) fn start(ground: &Ground, setup: &Setup<'_>) -> Result<Daemon, PlacementError> {
-        let (program, cache) = (&ground.program, setup.directory.join(format!("{}.cache", setup.name)));
-        let [admin, socket, log_path] =
-            ["admin", "nbd", "log"].map(|what| ground.directory.join(format!("{}.{what}", setup.name)));
+        let (program, cache) =
+            (&ground.program, setup.directory.join(format!("{}.cache", setup.name)));
+        let [admin, socket, log_path] = ["admin", "nbd", "log"]
+            .map(|what| ground.directory.join(format!("{}.{what}", setup.name)));
         let log = File::create(&log_path).map_err(failed("cannot make the daemon's log"))?;
         let mut command = Command::new(program);
         command.arg("serve").args(setup.options);
@@ -102,7 +103,8 @@ impl Daemon {
         if let Some(state) = &setup.state {
             in_place_of_state(&mut command, state)?;
         }
-        let mut process = Process::spawn(command).map_err(failed(format!("cannot run `{line}`")))?;
+        let mut process =
+            Process::spawn(command).map_err(failed(format!("cannot run `{line}`")))?;
         let output = process.child().stdout.take().expect("its output is piped");
         let (sender, ready) = channel();
         // The thread reads the daemon's output to its end, so that the pipe never fills up.
@@ -113,8 +115,15 @@ impl Daemon {
         });
         let ready = ready.recv_timeout(START_LIMIT).unwrap_or(false);
         let serves = !setup.volumes.is_empty();
-        let daemon =
-            Daemon { program: program.clone(), process, cache, admin, socket, log: log_path, serves };
+        let daemon = Daemon {
+            program: program.clone(),
+            process,
+            cache,
+            admin,
+            socket,
+            log: log_path,
+            serves,
+        };
         if ready {
             return Ok(daemon);
         }
@@ -136,12 +145,19 @@ impl Daemon {
     fn ask(&self, words: &[&str]) -> Result<Value, PlacementError> {
         let mut command = Command::new("timeout");
         command.arg(ANSWER_LIMIT_S.to_string()).arg(&self.program);
-        command.args(words).arg(format!("--admin={}", self.admin.display())).args(["--format", "json"]);
+        command
+            .args(words)
+            .arg(format!("--admin={}", self.admin.display()))
+            .args(["--format", "json"]);
         let line = format!("{command:?}").replace('"', "");
-        let output = command.stdin(Stdio::null()).output().map_err(failed(format!("cannot run `{line}`")))?;
+        let output = command
+            .stdin(Stdio::null())
+            .output()
+            .map_err(failed(format!("cannot run `{line}`")))?;
         let found = serde_json::from_slice(&output.stdout).ok().filter(|_| output.status.success());
-        let errors =
-            || String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_string();
+        let errors = || {
+            String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_string()
+        };
         found.ok_or_else(|| PlacementError::Command { command: line, output: errors() })
     }
 
@@ -180,12 +196,19 @@ impl Daemon {
 
     /// Proves that all volumes that the daemon serves are in the mode `wanted`; else `placement` is
     /// not in place.
-    pub(super) fn is_in_mode(&self, placement: &'static str, wanted: &str) -> Result<(), PlacementError> {
+    pub(super) fn is_in_mode(
+        &self,
+        placement: &'static str,
+        wanted: &str,
+    ) -> Result<(), PlacementError> {
         match self.served()?.iter().find(|volume| volume["mode"] != wanted) {
             None => Ok(()),
             Some(volume) => {
-                let what =
-                    format!("the mode of {} is {}, not {wanted}", text(volume, "name"), text(volume, "mode"));
+                let what = format!(
+                    "the mode of {} is {}, not {wanted}",
+                    text(volume, "name"),
+                    text(volume, "mode")
+                );
                 Err(PlacementError::NotInPlace { placement, what })
             }
         }
@@ -199,7 +222,9 @@ impl Daemon {
         let sum = |of: &dyn Fn(&Value) -> Option<f64>| volumes.iter().filter_map(of).sum::<f64>();
         let mut counters: Map<String, Value> = COUNTERS
             .iter()
-            .map(|name| (name.to_string(), json!(sum(&|volume| volume["counters"][*name].as_f64()) as u64)))
+            .map(|name| {
+                (name.to_string(), json!(sum(&|volume| volume["counters"][*name].as_f64()) as u64))
+            })
             .collect();
         for kind in ["read", "write", "flush"] {
             let took = |volume: &Value| {
@@ -208,7 +233,10 @@ impl Daemon {
             };
             counters.insert(format!("{kind}_us"), json!(sum(&took) as u64));
         }
-        counters.insert("dirty_bytes".into(), json!(sum(&|volume| volume["dirty_bytes"].as_f64()) as u64));
+        counters.insert(
+            "dirty_bytes".into(),
+            json!(sum(&|volume| volume["dirty_bytes"].as_f64()) as u64),
+        );
         Ok(counters)
     }
 
@@ -245,7 +273,9 @@ impl Daemon {
     /// Ends the daemon (SIGTERM). Drain first: data that is still dirty is lost with the cache, and
     /// the volumes' images then accept no other cache.
     pub(super) fn stop(mut self) -> Result<(), PlacementError> {
-        self.process.signal(rustix::process::Signal::TERM).map_err(failed("cannot end tidepool"))?;
+        self.process
+            .signal(rustix::process::Signal::TERM)
+            .map_err(failed("cannot end tidepool"))?;
         match self.process.wait(STOP_LIMIT).map_err(failed("cannot wait for tidepool"))? {
             Some(_) => Ok(()),
             None => Err(failed("tidepool serve")(std::io::ErrorKind::TimedOut.into())),
@@ -303,7 +333,8 @@ pub(super) fn counters(daemons: &[Daemon]) -> Result<Map<String, Value>, Placeme
 pub(super) fn sum(all: Vec<Map<String, Value>>) -> Map<String, Value> {
     let mut sums = Map::new();
     for (name, value) in all.into_iter().flatten() {
-        let sum = sums.get(&name).and_then(Value::as_u64).unwrap_or(0) + value.as_u64().unwrap_or(0);
+        let sum =
+            sums.get(&name).and_then(Value::as_u64).unwrap_or(0) + value.as_u64().unwrap_or(0);
         sums.insert(name, json!(sum));
     }
     sums
@@ -338,12 +369,16 @@ pub(super) fn drain(
     // not fail because of that: `holds` reports a daemon that has died.
     let daemons: Vec<&Daemon> = daemons.iter().filter(|daemon| daemon.serves).collect();
     let dirty = || {
-        let counted = daemons.iter().map(|daemon| daemon.counters()).collect::<Result<Vec<_>, _>>()?;
-        Ok::<_, PlacementError>(sum(counted).get("dirty_bytes").and_then(Value::as_u64).unwrap_or(0))
+        let counted =
+            daemons.iter().map(|daemon| daemon.counters()).collect::<Result<Vec<_>, _>>()?;
+        Ok::<_, PlacementError>(
+            sum(counted).get("dirty_bytes").and_then(Value::as_u64).unwrap_or(0),
+        )
     };
     let dirty_bytes = dirty()?;
     let start = Instant::now();
-    let mut drains = daemons.iter().map(|daemon| daemon.begin_drain()).collect::<Result<Vec<_>, _>>()?;
+    let mut drains =
+        daemons.iter().map(|daemon| daemon.begin_drain()).collect::<Result<Vec<_>, _>>()?;
     let limit = Duration::from_secs_f64(limit_s.max(0.0));
     let mut wait = |limit: Duration, stop: &dyn Fn() -> bool| {
         let start = Instant::now();

@@ -75,10 +75,17 @@ struct Below {
 
 impl Below {
     /// Mounts the export of a volume as a file; returns the file's path.
-    fn mount(&mut self, server: usize, directory: PathBuf, volume: &str) -> Result<PathBuf, PlacementError> {
-        fs::create_dir(&directory).map_err(failed(format!("cannot make {}", directory.display())))?;
+    fn mount(
+        &mut self,
+        server: usize,
+        directory: PathBuf,
+        volume: &str,
+    ) -> Result<PathBuf, PlacementError> {
+        fs::create_dir(&directory)
+            .map_err(failed(format!("cannot make {}", directory.display())))?;
         let file = directory.join("disk");
-        let uri = format!("nbd+unix:///{volume}?socket={}", self.daemons.of(server)?.socket().display());
+        let uri =
+            format!("nbd+unix:///{volume}?socket={}", self.daemons.of(server)?.socket().display());
         self.mounts.push(Mounted::start(&directory, &file, &uri, || file.exists())?);
         Ok(file)
     }

@@ -74,7 +74,8 @@ impl Fake {
 
     /// Sets the status of the one volume that a hypervisor's daemon reports from now on.
     pub(super) fn says(&self, host: usize, state: &str, dirty_bytes: u64) {
-        let volume = json!({ "name": format!("img{host}"), "state": state, "dirty_bytes": dirty_bytes });
+        let volume =
+            json!({ "name": format!("img{host}"), "state": state, "dirty_bytes": dirty_bytes });
         self.says_of_all(host, &[volume]);
     }
 

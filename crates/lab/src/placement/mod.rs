@@ -262,7 +262,11 @@ impl Ground {
     pub(crate) fn site(&self) -> Site {
         let image = |name: &String| {
             let host = self.host_of(name);
-            Image { name: name.clone(), host, node: self.hosts.get(host).and_then(|host| host.node.clone()) }
+            Image {
+                name: name.clone(),
+                host,
+                node: self.hosts.get(host).and_then(|host| host.node.clone()),
+            }
         };
         Site {
             directory: self.directory.clone(),
@@ -473,7 +477,8 @@ fn run(command: &mut std::process::Command) -> Result<(), PlacementError> {
     if output.status.success() {
         return Ok(());
     }
-    let errors = String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_string();
+    let errors =
+        String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_string();
     Err(PlacementError::Command { command: line, output: errors })
 }
 

@@ -114,8 +114,9 @@ impl Placement for HostReplicated {
 fn options(ground: &Ground) -> Result<[Vec<String>; 2], PlacementError> {
     let nodes: Vec<&HostNode> = ground.hosts.iter().filter_map(|host| host.node.as_ref()).collect();
     let [first, second] = nodes.as_slice() else {
-        let [here, there] =
-            NAMES.map(|name| format!("unix:{}", ground.directory.join(format!("{name}.peer")).display()));
+        let [here, there] = NAMES.map(|name| {
+            format!("unix:{}", ground.directory.join(format!("{name}.peer")).display())
+        });
         return Ok([peers(&there, &here), peers(&here, &there)]);
     };
     let addresses = [first.address, second.address];
@@ -137,11 +138,20 @@ fn peers(other: &str, own: &str) -> Vec<String> {
 /// only once.
 fn certificate(directory: &Path, name: &str, address: &str) -> Result<PathBuf, PlacementError> {
     let (authority, own) = (directory.join("ca"), directory.join(name));
-    let new =
-        |path: &Path| fs::create_dir_all(path).map_err(failed(format!("cannot make {}", path.display())));
+    let new = |path: &Path| {
+        fs::create_dir_all(path).map_err(failed(format!("cannot make {}", path.display())))
+    };
     let request = |common_name: &str, key: PathBuf, certificate: PathBuf| {
         let mut command = Command::new("openssl");
-        command.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]);
+        command.args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+        ]);
         command.arg("-subj").arg(format!("/CN={common_name}")).arg("-keyout").arg(key);
         command.arg("-out").arg(certificate);
         command
@@ -153,10 +163,14 @@ fn certificate(directory: &Path, name: &str, address: &str) -> Result<PathBuf, P
     if !own.exists() {
         new(&own)?;
         let mut command = request(name, own.join("key.pem"), own.join("cert.pem"));
-        command.arg("-CA").arg(authority.join("ca.pem")).arg("-CAkey").arg(authority.join("ca.key"));
+        command
+            .arg("-CA")
+            .arg(authority.join("ca.pem"))
+            .arg("-CAkey")
+            .arg(authority.join("ca.key"));
         // Both daemons run on this machine, so both have its host name.
-        let host =
-            fs::read_to_string("/proc/sys/kernel/hostname").map_err(failed("cannot read the host's name"))?;
+        let host = fs::read_to_string("/proc/sys/kernel/hostname")
+            .map_err(failed("cannot read the host's name"))?;
         command.arg("-addext").arg(format!("subjectAltName=IP:{address},DNS:{}", host.trim()));
         run(command.args(["-addext", "basicConstraints=critical,CA:FALSE"]))?;
         fs::copy(authority.join("ca.pem"), own.join("ca.pem"))
@@ -188,7 +202,9 @@ impl Pair {
                     let said = self.daemons[0].log();
                     let said = said.lines().last().unwrap_or("nothing").to_string();
                     let seconds = SYNC_LIMIT.as_secs();
-                    return Err(not(format!("after {seconds} s {what}; the last that its log says: {said}")));
+                    return Err(not(format!(
+                        "after {seconds} s {what}; the last that its log says: {said}"
+                    )));
                 }
                 Err(PlacementError::NotInPlace { .. }) => std::thread::sleep(POLL),
                 done => return done,
@@ -249,7 +265,8 @@ impl Applied for Pair {
 
     fn counters(&self) -> Result<Value, PlacementError> {
         // One daemon may have died; the counters of the living daemon are reported nevertheless.
-        let living: Vec<_> = self.daemons.iter().filter_map(|daemon| daemon.counters().ok()).collect();
+        let living: Vec<_> =
+            self.daemons.iter().filter_map(|daemon| daemon.counters().ok()).collect();
         let mut counters = daemon::sum(living);
         counters.insert("partings".into(), json!(self.partings()));
         Ok(Value::Object(counters))
@@ -288,7 +305,9 @@ impl Applied for Pair {
             }
         }
         if !peer.wait_drained(SALVAGE_LIMIT) {
-            return Err(not("the second hypervisor has taken over, and does not write all back".into()));
+            return Err(not(
+                "the second hypervisor has taken over, and does not write all back".into()
+            ));
         }
         peer.stop()?;
         let mut done = "`tidepool volume takeover` on the second hypervisor".to_string();
@@ -334,7 +353,10 @@ mod tests {
         let ground = fake.ground();
         let host = |host: usize| {
             let volumes = volumes(&ground, host);
-            Daemon::start(&ground, &setup(&ground, host, "host-tidepool-replicated", &volumes, &[])?)
+            Daemon::start(
+                &ground,
+                &setup(&ground, host, "host-tidepool-replicated", &volumes, &[])?,
+            )
         };
         let daemons = (0..2).map(host).collect::<Result<_, _>>()?;
         let (fronts, rescue) = (Fronts::of(&ground), Rescue::of(&ground));
@@ -351,7 +373,8 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_is_taken_over_and_given_up_only_where_nobody_but_its_owner_has_more_than_the_image() {
+    fn a_volume_is_taken_over_and_given_up_only_where_nobody_but_its_owner_has_more_than_the_image()
+    {
         if !rustix::process::geteuid().is_root() {
             return;
         }
@@ -361,7 +384,9 @@ mod tests {
         assert!(!done.contains("recover"), "{done}");
 
         let fake = struck();
-        fake.refuses("cannot take volume img0 over: its record says that h0 alone has its newest data");
+        fake.refuses(
+            "cannot take volume img0 over: its record says that h0 alone has its newest data",
+        );
         let done = salvaged(&fake).expect("the image has all that there is");
         let recovered = "recover rbd:rbd/img0?conf=ceph.conf --accept-loss";
         assert_eq!(fake.asked(), ["takeover img0 on peer", "stop peer", recovered]);

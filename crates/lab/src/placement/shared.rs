@@ -32,7 +32,8 @@ impl Shared {
             return Ok(None);
         }
         let directory = ground.directory.join(DIRECTORY);
-        fs::create_dir_all(&directory).map_err(failed(format!("cannot make {}", directory.display())))?;
+        fs::create_dir_all(&directory)
+            .map_err(failed(format!("cannot make {}", directory.display())))?;
         make_records(ground, &directory)?;
         let mount = |(image, uri): (&String, &String)| {
             let file = directory.join(image);

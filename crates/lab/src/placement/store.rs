@@ -65,7 +65,10 @@ impl Placement for BlueStore {
 impl BlueStore {
     /// Entries of an OSD's metadata when the store is in place.
     fn wanted(&self) -> [(&'static str, &'static str); 2] {
-        [("osd_objectstore", "bluestore"), ("bluefs_dedicated_db", if self.db_on_ssd { "1" } else { "0" })]
+        [
+            ("osd_objectstore", "bluestore"),
+            ("bluefs_dedicated_db", if self.db_on_ssd { "1" } else { "0" }),
+        ]
     }
 }
 
@@ -81,7 +84,11 @@ impl Placement for FileStore {
     }
 
     fn what(&self) -> &'static str {
-        if self.journal_on_ssd { "FileStore, journal on the SSD" } else { "FileStore, journal on the disk" }
+        if self.journal_on_ssd {
+            "FileStore, journal on the SSD"
+        } else {
+            "FileStore, journal on the disk"
+        }
     }
 
     fn layer(&self) -> Layer {

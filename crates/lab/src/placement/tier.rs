@@ -98,19 +98,24 @@ impl Placement for CacheTier {
         let first = ground.slots.len();
         // The tier has at least as many OSDs as there are copies. With one server, all of these
         // OSDs are in it.
-        let each = u64::from(ground.replicas).div_ceil(ground.server_ssds.len().max(1) as u64).max(1);
+        let each =
+            u64::from(ground.replicas).div_ceil(ground.server_ssds.len().max(1) as u64).max(1);
         let mut bytes = 0;
         for (server, ssd) in ground.server_ssds.iter().enumerate() {
             let of_one = ssd.bytes / each / UNIT_BYTES * UNIT_BYTES;
             if of_one < OSD_BYTES_MIN {
-                let what =
-                    format!("an OSD on the SSD has {} MiB; it needs {}", of_one >> 20, OSD_BYTES_MIN >> 20);
+                let what = format!(
+                    "an OSD on the SSD has {} MiB; it needs {}",
+                    of_one >> 20,
+                    OSD_BYTES_MIN >> 20
+                );
                 return Err(PlacementError::NotInPlace { placement: self.name(), what });
             }
             for number in 0..each {
                 let data = ssd.directory.join(format!("tier{number}"));
-                let made = File::create(&data)
-                    .and_then(|file| Ok(rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, of_one)?));
+                let made = File::create(&data).and_then(|file| {
+                    Ok(rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, of_one)?)
+                });
                 made.map_err(failed(format!("cannot make {}", data.display())))?;
                 bytes += of_one;
                 ground.slots.push(Slot {
@@ -129,7 +134,12 @@ impl Placement for CacheTier {
             let what = "there is no SSD in the servers".into();
             return Err(PlacementError::NotInPlace { placement: self.name(), what });
         }
-        Ok(Box::new(Tier { osds, replicas: ground.replicas, target_bytes, cluster: OnceCell::new() }))
+        Ok(Box::new(Tier {
+            osds,
+            replicas: ground.replicas,
+            target_bytes,
+            cluster: OnceCell::new(),
+        }))
     }
 }
 
@@ -168,7 +178,8 @@ impl Reach {
                 .map_err(failed("an OSD of the cache tier does not answer"))?;
             Ok(counters(&said["osd"]))
         };
-        let counted = self.sockets.iter().map(counted).collect::<Result<Vec<_>, PlacementError>>()?;
+        let counted =
+            self.sockets.iter().map(counted).collect::<Result<Vec<_>, PlacementError>>()?;
         Ok(figures(sum(counted)))
     }
 
@@ -212,11 +223,21 @@ impl Tier {
     /// The failure domain in the cluster's own rule: copies are on different servers, or on
     /// different OSDs.
     fn domain(&self, cluster: &Cluster) -> Result<String, PlacementError> {
-        let said = cluster.ceph(&["osd", "crush", "rule", "dump", "replicated_rule", "--format", "json"])?;
+        let said = cluster.ceph(&[
+            "osd",
+            "crush",
+            "rule",
+            "dump",
+            "replicated_rule",
+            "--format",
+            "json",
+        ])?;
         let rule: Value = serde_json::from_str(&said).map_err(|e| self.not(e.to_string()))?;
         let steps = rule["steps"].as_array().into_iter().flatten();
         let domain = steps.filter_map(|step| step["type"].as_str()).next();
-        domain.map(String::from).ok_or_else(|| self.not("the cluster's rule chooses nothing".into()))
+        domain
+            .map(String::from)
+            .ok_or_else(|| self.not("the cluster's rule chooses nothing".into()))
     }
 }
 
@@ -226,12 +247,22 @@ impl Applied for Tier {
         let domain = self.domain(cluster)?;
         let sockets = cluster.osd_sockets();
         for osd in 0..sockets.len() as u32 {
-            let (name, (_, class)) = (format!("osd.{osd}"), RULES[usize::from(self.osds.contains(&osd))]);
+            let (name, (_, class)) =
+                (format!("osd.{osd}"), RULES[usize::from(self.osds.contains(&osd))]);
             cluster.ceph(&["osd", "crush", "rm-device-class", &name])?;
             cluster.ceph(&["osd", "crush", "set-device-class", class, &name])?;
         }
         for (rule, class) in RULES {
-            cluster.ceph(&["osd", "crush", "rule", "create-replicated", rule, "default", &domain, class])?;
+            cluster.ceph(&[
+                "osd",
+                "crush",
+                "rule",
+                "create-replicated",
+                rule,
+                "default",
+                &domain,
+                class,
+            ])?;
         }
         let [(on_disks, _), (on_ssds, _)] = RULES;
         cluster.ceph(&["osd", "pool", "set", &base, "crush_rule", on_disks])?;
@@ -260,7 +291,8 @@ impl Applied for Tier {
         };
         let (base, tier) = (pool(cluster.pool())?, pool(POOL)?);
         let id = |pool: &Value| pool["pool_id"].as_u64().or_else(|| pool["pool"].as_u64());
-        let is_in_front = base["read_tier"].as_u64() == id(tier) && base["write_tier"].as_u64() == id(tier);
+        let is_in_front =
+            base["read_tier"].as_u64() == id(tier) && base["write_tier"].as_u64() == id(tier);
         if tier["cache_mode"] != "writeback" || !is_in_front || id(tier).is_none() {
             return Err(self.not(format!(
                 "the pool {POOL} says cache_mode = {} and is in front: {is_in_front}",
@@ -268,9 +300,10 @@ impl Applied for Tier {
             )));
         }
         if tier["size"].as_u64() != Some(self.replicas.into()) {
-            return Err(
-                self.not(format!("the pool {POOL} has {} copies, not {}", tier["size"], self.replicas))
-            );
+            return Err(self.not(format!(
+                "the pool {POOL} has {} copies, not {}",
+                tier["size"], self.replicas
+            )));
         }
         let told = TOLD.iter().filter(|name| !tier[**name].is_null());
         let mut proof: Map<String, Value> =
@@ -293,7 +326,8 @@ impl Applied for Tier {
         stop: &dyn Fn() -> bool,
     ) -> Result<Option<Drained>, PlacementError> {
         let reach = self.reach()?;
-        let dirty = || Ok::<_, PlacementError>(reach.counted()?["dirty_bytes"].as_u64().unwrap_or(0));
+        let dirty =
+            || Ok::<_, PlacementError>(reach.counted()?["dirty_bytes"].as_u64().unwrap_or(0));
         let dirty_bytes = dirty()?;
         if dirty_bytes == 0 {
             hurry();
@@ -333,7 +367,11 @@ mod tests {
         let other = json!({ "op_cache_hit": 10, "tier_proxy_write": 1 });
         let told = Value::Object(figures(sum([osd, other].iter().map(counters).collect())));
         assert_eq!((&told["hit_blocks"], &told["miss_blocks"]), (&json!(100), &json!(8)), "{told}");
-        assert_eq!((&told["dirty_bytes"], &told["tier_promote"]), (&json!(8_388_608), &json!(3)), "{told}");
+        assert_eq!(
+            (&told["dirty_bytes"], &told["tier_promote"]),
+            (&json!(8_388_608), &json!(3)),
+            "{told}"
+        );
         assert!(told["op"].is_null() && told["tier_dirty"].is_null(), "{told}");
     }
 }

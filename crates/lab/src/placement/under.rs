@@ -30,14 +30,17 @@ impl Daemons {
     ) -> Result<Daemons, PlacementError> {
         // Unordered, as in a cache that knows nothing of Ceph: while data is dirty, the disk alone
         // is not consistent.
-        let options: &[&str] = if caches { &["--accept-loss=60m", "--drain=unordered"] } else { &[] };
+        let options: &[&str] =
+            if caches { &["--accept-loss=60m", "--drain=unordered"] } else { &[] };
         let options: Vec<String> = options.iter().map(|option| option.to_string()).collect();
         let servers = ground.slots.iter().map(|slot| slot.server + 1).max().unwrap_or(0);
         let mut started = Daemons { placement, caches, daemons: Vec::new() };
         for server in 0..servers {
-            let of_server = ground.slots.iter().enumerate().filter(|(_, slot)| slot.server == server);
-            let volumes: Vec<(String, String)> =
-                of_server.map(|(osd, slot)| (volume(osd), format!("file:{}", slot.data.display()))).collect();
+            let of_server =
+                ground.slots.iter().enumerate().filter(|(_, slot)| slot.server == server);
+            let volumes: Vec<(String, String)> = of_server
+                .map(|(osd, slot)| (volume(osd), format!("file:{}", slot.data.display())))
+                .collect();
             let ssd: Option<&SsdShare> = ground.server_ssds.get(server).filter(|_| caches);
             let daemon = Daemon::start(
                 ground,

@@ -5,7 +5,12 @@ use super::verdict::{Effect, Key, Placement, Verdict};
 
 /// The answer: where the SSDs go, how many this takes, and how many the other side would take; or
 /// that no SSDs are to be bought; or what to do first.
-pub(super) fn answer(key: &Key, first: Option<Placement>, verdicts: &[Verdict], bills: &[Bill]) -> String {
+pub(super) fn answer(
+    key: &Key,
+    first: Option<Placement>,
+    verdicts: &[Verdict],
+    bills: &[Bill],
+) -> String {
     let Some(first) = first else {
         return nowhere(key, verdicts).into();
     };
@@ -13,14 +18,18 @@ pub(super) fn answer(key: &Key, first: Option<Placement>, verdicts: &[Verdict], 
         Placement::Host => "SSDs into the hypervisors, under Tidepool",
         Placement::DbWal => "SSDs into the servers with OSDs, for database and log",
         Placement::Journal => "SSDs into the servers with OSDs, for the journals",
-        Placement::OsdCache => "SSDs into the servers with OSDs, for databases and a cache under the OSDs",
+        Placement::OsdCache => {
+            "SSDs into the servers with OSDs, for databases and a cache under the OSDs"
+        }
     };
     let is_host = |placement| placement == Placement::Host;
     let (here, there): (Vec<&Bill>, Vec<&Bill>) =
         bills.iter().partition(|bill| is_host(bill.placement) == is_host(first));
     let other = if is_host(first) { "in the servers with OSDs" } else { "in the hypervisors" };
     match (here.first(), there.first()) {
-        (Some(here), Some(there)) => format!("{place}: {}, or {} {other}.", here.needed, there.needed),
+        (Some(here), Some(there)) => {
+            format!("{place}: {}, or {} {other}.", here.needed, there.needed)
+        }
         (Some(here), None) => format!("{place}: {}.", here.needed),
         (None, _) => format!("{place}."),
     }

@@ -9,7 +9,9 @@ use super::layout::{
     written_per_osd_byte, years,
 };
 use super::quantity::decimal;
-use super::rules::{Advice, DB_HDD, ENDURANCE, FAILURE_DOMAIN, HOST_FIRST, HOST_SIZE, JOURNAL, OSDS_PER_SSD};
+use super::rules::{
+    Advice, DB_HDD, ENDURANCE, FAILURE_DOMAIN, HOST_FIRST, HOST_SIZE, JOURNAL, OSDS_PER_SSD,
+};
 use super::verdict::{HostCopies, Placement, host_copies};
 
 /// OSDs on one bought SSD, if no offer was chosen.
@@ -54,7 +56,8 @@ pub(super) fn bills(wanted: &Wanted<'_>) -> Vec<Bill> {
     let layouts = |side| -> Vec<Layout> {
         inventory.hosts.iter().map(|host| lay_out_on(wanted, host, &[side])).collect()
     };
-    let host = wanted.host().then(|| host(inventory, &layouts(Side::Host))).filter(|bill| bill.needed > 0);
+    let host =
+        wanted.host().then(|| host(inventory, &layouts(Side::Host))).filter(|bill| bill.needed > 0);
     host.into_iter().chain(osds(inventory, &layouts(Side::Osds))).collect()
 }
 
@@ -81,14 +84,18 @@ fn lasts(offer: &Product, written: Option<f64>) -> bool {
 
 /// Advice on how long a chosen offer lasts.
 fn lasting(chosen: bool, written: Option<f64>) -> Option<Advice> {
-    let text = "the offer lasts five years at what the guests write, as far as its endurance is told";
+    let text =
+        "the offer lasts five years at what the guests write, as far as its endurance is told";
     written.filter(|_| chosen).map(|_| Advice::new(text, &[ENDURANCE]))
 }
 
 /// Bytes that are written to the busiest SSD in a day, and the years of the SSD that wears out
 /// first. Both are over the SSDs that have a place and the SSDs to buy. `bought` holds the offer,
 /// if one was chosen, and the bytes that are written to one bought SSD in a day.
-fn wear(placed: &[(usize, &Placed)], bought: Option<(Option<&Product>, f64)>) -> (Option<f64>, Option<f64>) {
+fn wear(
+    placed: &[(usize, &Placed)],
+    bought: Option<(Option<&Product>, f64)>,
+) -> (Option<f64>, Option<f64>) {
     let there = placed.iter().filter_map(|(_, placed)| placed.written_per_day_bytes);
     let written = there.chain(bought.map(|(_, written)| written)).reduce(f64::max);
     let offer = bought.and_then(|(offer, written)| years(offer?.endurance_bytes?, written));
@@ -123,7 +130,8 @@ fn host(inventory: &Inventory, layouts: &[Layout]) -> Bill {
     let text = format!("one SSD for each of {needed} hypervisors");
     let mut advice = vec![Advice::new(text, &[HOST_FIRST, HOST_SIZE])];
     advice.extend(lasting(cheapest.is_some(), written));
-    let bought = written.filter(|_| to_buy > 0).map(|written| (cheapest.map(|(offer, _)| offer), written));
+    let bought =
+        written.filter(|_| to_buy > 0).map(|written| (cheapest.map(|(offer, _)| offer), written));
     let (written_per_day_bytes, years) = wear(&placed, bought);
     let failure_domain = match host_copies(inventory) {
         HostCopies::Two => "no data: another hypervisor has a copy".into(),
@@ -181,11 +189,13 @@ fn osds(inventory: &Inventory, layouts: &[Layout]) -> Option<Bill> {
     let mut advice = vec![Advice::new(text, &[rule, OSDS_PER_SSD])];
     advice.extend(lasting(cheapest.is_some(), written(most)));
     if most > 1 {
-        let text =
-            format!("one that is bought takes up to {most} OSDs with it; more SSDs, fewer OSDs on each");
+        let text = format!(
+            "one that is bought takes up to {most} OSDs with it; more SSDs, fewer OSDs on each"
+        );
         advice.push(Advice::new(text, &[FAILURE_DOMAIN]));
     }
-    let bought = written(most).filter(|_| to_buy > 0).map(|bytes| (cheapest.map(|(offer, _)| offer), bytes));
+    let bought =
+        written(most).filter(|_| to_buy > 0).map(|bytes| (cheapest.map(|(offer, _)| offer), bytes));
     let (written_per_day_bytes, years) = wear(&placed, bought);
     let largest = placed.iter().map(|(_, placed)| (placed.osds.len(), placed.recover_bytes));
     let bought = (to_buy > 0).then_some((most, most as u64 * osd_bytes as u64));
@@ -229,7 +239,11 @@ mod tests {
             plan.bills.iter().map(|bill| (bill.placement, bill.needed, bill.to_buy)).collect();
         assert_eq!(counts, [(Placement::Host, 2, 2), (Placement::DbWal, 2, 2)]);
         assert!(plan.bills.iter().all(|bill| bill.cost.is_none()));
-        assert!(plan.missing.iter().any(|missing| missing.contains("[[offer]]")), "{:?}", plan.missing);
+        assert!(
+            plan.missing.iter().any(|missing| missing.contains("[[offer]]")),
+            "{:?}",
+            plan.missing
+        );
     }
 
     #[test]
@@ -240,11 +254,16 @@ mod tests {
                 "[[host]]\nname = \"{name}\"\nrole = \"both\"\n[[host.drive]]\nkind = \"hdd\"\nsize = \"4TB\"\ncount = 4\nuse = \"osd\"\n{ssd}"
             )
         };
-        let plan = plan_of(&format!("[cluster]\nreplicas = 2\n{WORKLOAD}{}{}", host("a"), host("b")));
-        let counts: Vec<(Placement, usize, usize, usize)> =
-            plan.bills.iter().map(|bill| (bill.placement, bill.needed, bill.in_hand, bill.to_buy)).collect();
+        let plan =
+            plan_of(&format!("[cluster]\nreplicas = 2\n{WORKLOAD}{}{}", host("a"), host("b")));
+        let counts: Vec<(Placement, usize, usize, usize)> = plan
+            .bills
+            .iter()
+            .map(|bill| (bill.placement, bill.needed, bill.in_hand, bill.to_buy))
+            .collect();
         assert_eq!(counts, [(Placement::Host, 2, 2, 0), (Placement::DbWal, 2, 2, 0)]);
-        let written: Vec<Option<f64>> = plan.bills.iter().map(|bill| bill.written_per_day_bytes).collect();
+        let written: Vec<Option<f64>> =
+            plan.bills.iter().map(|bill| bill.written_per_day_bytes).collect();
         assert_eq!(written, [Some(2e12), Some(2e12)], "two copies, on either side");
         assert_eq!(plan.bills[0].failure_domain, "no data: another hypervisor has a copy");
         assert_eq!(plan.bills[1].failure_domain, "4 OSDs: 16 TB to be recovered");
@@ -273,12 +292,20 @@ mod tests {
             offer("ssd", "480GB", 100, "grade = \"good\"\ndwpd = 5"),
             offer("nvme", "960GB", 160, "grade = \"good\"\ndwpd = 3"),
         ];
-        let plan = plan_of(&format!("[cluster]\nreplicas = 3\n{WORKLOAD}{HOSTS}{}", offers.concat()));
+        let plan =
+            plan_of(&format!("[cluster]\nreplicas = 3\n{WORKLOAD}{HOSTS}{}", offers.concat()));
         let (host, osds) = (&plan.bills[0], &plan.bills[1]);
         assert_eq!((host.offer.as_deref(), host.cost), (Some("ssd 480 GB"), Some(200.0)));
         // Offers of 480 GB would carry two OSDs each, for less money, but would not last five
         // years.
-        assert_eq!((osds.offer.as_deref(), osds.to_buy, osds.cost), (Some("ssd 240 GB"), 3, Some(150.0)));
-        assert!(plan.refused.iter().any(|refused| refused.drive.contains("480 GB")), "{:?}", plan.refused);
+        assert_eq!(
+            (osds.offer.as_deref(), osds.to_buy, osds.cost),
+            (Some("ssd 240 GB"), 3, Some(150.0))
+        );
+        assert!(
+            plan.refused.iter().any(|refused| refused.drive.contains("480 GB")),
+            "{:?}",
+            plan.refused
+        );
     }
 }

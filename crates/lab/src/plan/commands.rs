@@ -45,7 +45,9 @@ pub(super) fn under_osds(inventory: &Inventory, ssd: &Drive, placed: &Placed) ->
     let can_attach = inventory.cluster.ceph.is_none_or(|release| release.major >= 16);
     let makes = match placed {
         Placed { cache_bytes, .. } if *cache_bytes > 0 => with_bcache(path, placed),
-        Placed { placement: Placement::DbWal, .. } if can_batch(path, &placed.osds) => batch(path, placed),
+        Placed { placement: Placement::DbWal, .. } if can_batch(path, &placed.osds) => {
+            batch(path, placed)
+        }
         _ => parts(path, placed, can_attach),
     };
     if makes.is_empty() {
@@ -58,7 +60,9 @@ pub(super) fn under_osds(inventory: &Inventory, ssd: &Drive, placed: &Placed) ->
 /// because `batch` takes no others.
 fn can_batch(ssd: &str, osds: &[Share]) -> bool {
     let whole = |path: &str| node(path) == Node::Drive;
-    let new = |osd: &Share| osd.path.as_deref().is_some_and(whole) && osd.part_bytes == osds[0].part_bytes;
+    let new = |osd: &Share| {
+        osd.path.as_deref().is_some_and(whole) && osd.part_bytes == osds[0].part_bytes
+    };
     whole(ssd) && osds.iter().all(new)
 }
 
@@ -129,7 +133,10 @@ impl<'a> Divided<'a> {
             },
             Node::Drive => {
                 let kind = kind.map(|kind| format!(" -t {number}:{kind}")).unwrap_or_default();
-                let make = format!("sgdisk -n {number}:0:+{}{kind} -c {number}:{name} {path}", size(bytes));
+                let make = format!(
+                    "sgdisk -n {number}:0:+{}{kind} -c {number}:{name} {path}",
+                    size(bytes)
+                );
                 Part { make: Some(make), node: partition(path, number) }
             }
         }
@@ -153,10 +160,13 @@ fn parts(path: &str, placed: &Placed, can_attach: bool) -> Vec<String> {
         commands.extend(part.make);
         match &osd.path {
             Some(data) if journals => {
-                commands.push(format!("ceph-volume lvm create --filestore --data {data} --journal {target}"));
+                commands.push(format!(
+                    "ceph-volume lvm create --filestore --data {data} --journal {target}"
+                ));
             }
-            Some(data) => commands
-                .push(format!("ceph-volume lvm create --bluestore --data {data} --block.{what} {target}")),
+            Some(data) => commands.push(format!(
+                "ceph-volume lvm create --bluestore --data {data} --block.{what} {target}"
+            )),
             None if osd.exists && journals => commands.extend(move_journal(number, &target)),
             None if osd.exists && can_attach => commands.extend(attach(what, number, &target)),
             None => {}
@@ -202,7 +212,9 @@ fn move_journal(number: usize, target: &str) -> Vec<String> {
 fn with_bcache(path: &str, placed: &Placed) -> Vec<String> {
     let numbered = (1..).zip(&placed.osds);
     let disks: Vec<(usize, &str)> = numbered
-        .filter_map(|(number, osd)| osd.path.as_deref().and_then(kernel_name).map(|disk| (number, disk)))
+        .filter_map(|(number, osd)| {
+            osd.path.as_deref().and_then(kernel_name).map(|disk| (number, disk))
+        })
         .collect();
     if disks.is_empty() {
         return Vec::new();
@@ -219,7 +231,8 @@ fn with_bcache(path: &str, placed: &Placed) -> Vec<String> {
     let cache = divided.part(placed.osds.len() + 1, "cache", placed.cache_bytes, None);
     commands.extend(cache.make);
     let backing: Vec<String> = disks.iter().map(|(_, disk)| format!("/dev/{disk}")).collect();
-    let cache = if cache.node.starts_with("/dev/") { cache.node } else { format!("/dev/{}", cache.node) };
+    let cache =
+        if cache.node.starts_with("/dev/") { cache.node } else { format!("/dev/{}", cache.node) };
     commands.extend(bcache_settings());
     // bcache keeps the mode in the label of each disk. The udev rule sets what the label does not
     // keep.
@@ -255,7 +268,10 @@ fn bcache_settings() -> [String; 2] {
         zero("cache/congested_read_threshold_us"),
         zero("cache/congested_write_threshold_us"),
     ];
-    [format!("printf '%s\\n' '{}' > {BCACHE_RULES}", rule.join(", ")), "udevadm control --reload".into()]
+    [
+        format!("printf '%s\\n' '{}' > {BCACHE_RULES}", rule.join(", ")),
+        "udevadm control --reload".into(),
+    ]
 }
 
 /// The last part of a path, as an LVM name.
@@ -279,7 +295,11 @@ fn partition(path: &str, number: usize) -> String {
 
 /// A size for sgdisk, LVM and ceph-volume: in GiB if it is a whole number of GiB, otherwise in MiB.
 fn size(bytes: u64) -> String {
-    if bytes.is_multiple_of(1 << 30) { format!("{}G", bytes >> 30) } else { format!("{}M", bytes >> 20) }
+    if bytes.is_multiple_of(1 << 30) {
+        format!("{}G", bytes >> 30)
+    } else {
+        format!("{}M", bytes >> 20)
+    }
 }
 
 #[cfg(test)]
@@ -314,7 +334,10 @@ mod tests {
             for (cluster, workload) in [JOURNALS, BCACHE, DATABASES] {
                 for disks in ["free", "osd"] {
                     let commands = commands_on(node, cluster, workload, disks);
-                    assert!(commands.iter().all(|command| !command.starts_with("sgdisk")), "{commands:#?}");
+                    assert!(
+                        commands.iter().all(|command| !command.starts_with("sgdisk")),
+                        "{commands:#?}"
+                    );
                     let batch = |command: &String| command.contains(" batch ");
                     assert!(!commands.iter().any(batch), "batch takes whole drives: {commands:#?}");
                 }
@@ -388,13 +411,19 @@ mod tests {
         assert_eq!(of("osd"), Vec::<String>::new(), "disks with OSDs are not made bcache's");
         // Settings that are written by hand are lost at the next boot.
         assert!(commands.iter().all(|command| !command.starts_with("echo")), "{commands:#?}");
-        let rule = commands.iter().position(|command| command.contains("> /etc/udev/rules.d/99-bcache"));
+        let rule =
+            commands.iter().position(|command| command.contains("> /etc/udev/rules.d/99-bcache"));
         let made = commands.iter().position(|command| command.starts_with("make-bcache"));
-        assert!(rule.is_some() && rule < made, "the rule is there when the devices come: {commands:#?}");
+        assert!(
+            rule.is_some() && rule < made,
+            "the rule is there when the devices come: {commands:#?}"
+        );
         let rule = &commands[rule.expect("just asserted")];
-        for attribute in
-            ["sequential_cutoff", "cache/congested_read_threshold_us", "cache/congested_write_threshold_us"]
-        {
+        for attribute in [
+            "sequential_cutoff",
+            "cache/congested_read_threshold_us",
+            "cache/congested_write_threshold_us",
+        ] {
             assert!(rule.contains(&format!("ATTR{{bcache/{attribute}}}=\"0\"")), "{rule}");
         }
     }

@@ -101,14 +101,21 @@ fn of_place(
     let mut found = Vec::new();
     for workload in suite.workloads.iter().filter(|workload| is_alike(workload, key)) {
         let mut settings = settings(results, &workload.name);
-        settings
-            .retain(|setting| key.queue_depth.is_none_or(|depth| is_near(u64::from(setting.depth), depth)));
+        settings.retain(|setting| {
+            key.queue_depth.is_none_or(|depth| is_near(u64::from(setting.depth), depth))
+        });
         for format in FORMATS {
             let [placement, against] = [placement, against].map(|name| format!("{name}{format}"));
             let iops = paired(results, &placement, &against, &settings, Metric::Iops);
             if let Some(ratio) = iops.ratio {
                 let conditions = conditions(results, workload, &settings, ratio.count);
-                found.push(Measured { file: file.to_string(), placement, against, conditions, iops });
+                found.push(Measured {
+                    file: file.to_string(),
+                    placement,
+                    against,
+                    conditions,
+                    iops,
+                });
             }
         }
     }
@@ -163,7 +170,12 @@ fn is_near(depth: u64, wanted: u64) -> bool {
 }
 
 /// The conditions of a ratio, in words.
-fn conditions(results: &Results, workload: &Workload, settings: &[Setting], repeats: usize) -> String {
+fn conditions(
+    results: &Results,
+    workload: &Workload,
+    settings: &[Setting],
+    repeats: usize,
+) -> String {
     let ground = &results.suite.ground;
     let numbers = |of: fn(&Setting) -> u32| {
         let mut numbers: Vec<u32> = settings.iter().map(of).collect();
@@ -213,7 +225,8 @@ fn decide(verdict: &mut Verdict) {
     let unpublished = verdict.effect == Effect::NotKnown
         || (verdict.placement == Placement::Host && verdict.effect == Effect::No);
     if unpublished {
-        let text = if helps(measured) { "measured: it helps" } else { "measured: it does not help" };
+        let text =
+            if helps(measured) { "measured: it helps" } else { "measured: it does not help" };
         verdict.effect = measured;
         verdict.advice.insert(0, Advice::new(text, &[MEASURED]));
     } else if helps(verdict.effect) != helps(measured) {
@@ -272,7 +285,10 @@ mod tests {
         let host = &plan.verdicts[0].measured[0];
         let shown = host.iops.to_string();
         assert!(shown.starts_with("3.00 × (2.") && shown.ends_with(')'), "{shown}");
-        assert_eq!((host.file.as_str(), host.against.as_str()), ("mine.json", "bluestore-colocated"));
+        assert_eq!(
+            (host.file.as_str(), host.against.as_str()),
+            ("mine.json", "bluestore-colocated")
+        );
         for part in [
             "80 % reads",
             "warm caches",
@@ -288,7 +304,9 @@ mod tests {
 
     #[test]
     fn osds_that_were_made_as_today_are_cited_and_others_are_not() {
-        for (unit, wanted) in [("alloc-4k", vec!["bluestore-dbwal+alloc-4k"]), ("alloc-16k", vec![])] {
+        for (unit, wanted) in
+            [("alloc-4k", vec!["bluestore-dbwal+alloc-4k"]), ("alloc-16k", vec![])]
+        {
             let plan = of(&text("hdd", ""), |results| {
                 for run in &mut results.runs {
                     run.cell.placement = format!("{}+{unit}", run.cell.placement);
@@ -298,7 +316,8 @@ mod tests {
             });
             let databases = plan.verdicts.iter().flat_map(|verdict| &verdict.measured);
             let found: Vec<&str> = databases.map(|found| found.placement.as_str()).collect();
-            let found: Vec<&str> = found.into_iter().filter(|name| name.contains("dbwal")).collect();
+            let found: Vec<&str> =
+                found.into_iter().filter(|name| name.contains("dbwal")).collect();
             assert_eq!(found, wanted, "{unit}");
         }
     }
@@ -344,12 +363,16 @@ mod tests {
     #[test]
     fn a_measurement_that_disagrees_with_a_publication_is_told_and_decides_nothing() {
         let plan = of(&text("hdd", ""), |results| {
-            for run in results.runs.iter_mut().filter(|run| run.cell.placement == "bluestore-dbwal") {
+            for run in results.runs.iter_mut().filter(|run| run.cell.placement == "bluestore-dbwal")
+            {
                 run.figures.iops /= 6.0;
             }
         });
         let databases = &plan.verdicts[1];
         assert_eq!(databases.effect, Effect::WritesOnly);
-        assert!(databases.advice.iter().any(|advice| advice.text.contains("disagrees")), "{databases:?}");
+        assert!(
+            databases.advice.iter().any(|advice| advice.text.contains("disagrees")),
+            "{databases:?}"
+        );
     }
 }

@@ -85,7 +85,9 @@ pub(super) fn refusal(drive: &Drive) -> Option<Advice> {
     }
     match (drive.product.fitness(), &drive.state) {
         (Fitness::Unfit(why), _) => Some(why),
-        (_, State::InUse(what)) => Some(Advice::new(format!("it is {}", used(what)), &[NOT_TOUCHED])),
+        (_, State::InUse(what)) => {
+            Some(Advice::new(format!("it is {}", used(what)), &[NOT_TOUCHED]))
+        }
         (_, State::Unknown) => Some(Advice::new("nobody has said that it is free", &[NOT_TOUCHED])),
         (Fitness::Unknown(what), _) => {
             Some(Advice::new(format!("it is not known {what}"), &[POWER_LOSS, GRADE]))
@@ -136,7 +138,8 @@ pub(super) fn usable(host: &Host) -> Vec<usize> {
     let fit = |drive: &Drive| {
         drive.is_flash() && drive.state == State::Free && drive.product.fitness() == Fitness::Fit
     };
-    let mut usable: Vec<usize> = (0..host.drives.len()).filter(|&index| fit(&host.drives[index])).collect();
+    let mut usable: Vec<usize> =
+        (0..host.drives.len()).filter(|&index| fit(&host.drives[index])).collect();
     usable.sort_by_key(|&index| {
         let product = &host.drives[index].product;
         std::cmp::Reverse((product.grade(), product.kind, product.bytes))
@@ -158,7 +161,9 @@ mod tests {
         // A grade in the inventory does not outweigh a measurement.
         let mut measured = product(Kind::Ssd, 1 << 40);
         (measured.grade, measured.sync_write_iops) = (Some(Grade::Good), Some(490.0));
-        for (product, rule) in [(unprotected, "power-loss"), (rejected, "grade"), (measured, "grade")] {
+        for (product, rule) in
+            [(unprotected, "power-loss"), (rejected, "grade"), (measured, "grade")]
+        {
             let Fitness::Unfit(why) = product.fitness() else { panic!("{product:?}") };
             assert_eq!(why.rules, [rule]);
         }
@@ -172,7 +177,10 @@ mod tests {
         let host = Host {
             name: "a".into(),
             role: None,
-            drives: vec![Drive { product, ..drive(Kind::Nvme, 1 << 40, "/dev/nvme0n1", State::Free) }],
+            drives: vec![Drive {
+                product,
+                ..drive(Kind::Nvme, 1 << 40, "/dev/nvme0n1", State::Free)
+            }],
         };
         assert_eq!(usable(&host), Vec::<usize>::new());
         assert!(missing(&host)[0].contains("survives a power failure"), "{:?}", missing(&host));

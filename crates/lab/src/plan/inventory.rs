@@ -237,8 +237,11 @@ impl Inventory {
     /// the quality of the SSDs are not known. A device that is no drive of the machine is left out.
     pub fn of_machine(devices: &[Real]) -> Inventory {
         let drives = devices.iter().filter(|device| device.no_drive.is_none());
-        let host =
-            Host { name: THIS_MACHINE.into(), role: None, drives: drives.map(Drive::of_device).collect() };
+        let host = Host {
+            name: THIS_MACHINE.into(),
+            role: None,
+            drives: drives.map(Drive::of_device).collect(),
+        };
         Inventory { hosts: vec![host], ..Inventory::default() }
     }
 }
@@ -275,7 +278,13 @@ impl Drive {
         };
         let in_use = || device.in_use.clone().map_or(State::Free, State::InUse);
         let state = device.unfit.clone().map_or_else(in_use, State::Unfit);
-        Drive { product, path: Some(device.path.clone()), label: device.path.clone(), state, osds: 1 }
+        Drive {
+            product,
+            path: Some(device.path.clone()),
+            label: device.path.clone(),
+            state,
+            osds: 1,
+        }
     }
 }
 
@@ -351,7 +360,9 @@ const WARRANTY_YEARS: f64 = 5.0;
 impl File {
     fn checked(self) -> Result<Inventory, String> {
         if self.host.is_empty() {
-            return Err("there is no host in it: write [[host]] with a name, a role and drives".into());
+            return Err(
+                "there is no host in it: write [[host]] with a name, a role and drives".into()
+            );
         }
         if self.host.len() > HOSTS_MAX {
             return Err(format!("there are {} hosts; at most {HOSTS_MAX}", self.host.len()));
@@ -364,7 +375,8 @@ impl File {
             }
             hosts.push(entry.checked()?);
         }
-        let offers: Result<Vec<Product>, String> = self.offer.into_iter().map(OfferEntry::checked).collect();
+        let offers: Result<Vec<Product>, String> =
+            self.offer.into_iter().map(OfferEntry::checked).collect();
         Ok(Inventory { cluster: self.cluster, workload: self.workload, hosts, offers: offers? })
     }
 }
@@ -375,13 +387,15 @@ impl HostEntry {
         let mut drives: Vec<Drive> = Vec::new();
         for entry in self.drive {
             let number = drives.len() + 1;
-            drives.extend(entry.checked(number).map_err(|why| format!("host {}: {why}", self.name))?);
+            drives
+                .extend(entry.checked(number).map_err(|why| format!("host {}: {why}", self.name))?);
             if drives.len() > DRIVES_MAX {
                 return Err(format!("host {} has more than {DRIVES_MAX} drives", self.name));
             }
         }
         let mut paths = BTreeSet::new();
-        if let Some(path) = drives.iter().filter_map(|drive| drive.path.as_ref()).find(|p| !paths.insert(*p))
+        if let Some(path) =
+            drives.iter().filter_map(|drive| drive.path.as_ref()).find(|p| !paths.insert(*p))
         {
             return Err(format!("host {}: {path} is there twice", self.name));
         }
@@ -397,7 +411,9 @@ impl DriveEntry {
             (Some(paths), Some(count)) if paths.len() as u64 != count.get() => {
                 return Err(format!("{} paths are named of {} drives", paths.len(), count.get()));
             }
-            (_, count) => count.map_or(1, |count| usize::try_from(count.get()).unwrap_or(usize::MAX)),
+            (_, count) => {
+                count.map_or(1, |count| usize::try_from(count.get()).unwrap_or(usize::MAX))
+            }
         };
         if count > DRIVES_MAX {
             return Err(format!("{count} drives are more than {DRIVES_MAX}"));
@@ -420,7 +436,9 @@ impl DriveEntry {
             protected: self.power_loss_protection,
             grade: self.grade,
             sync_write_iops: self.sync_write_iops.map(|iops| iops.get() as f64),
-            sync_write_bytes_per_s: self.sync_write_mb_s.map(|megabytes| megabytes.get() as f64 * 1e6),
+            sync_write_bytes_per_s: self
+                .sync_write_mb_s
+                .map(|megabytes| megabytes.get() as f64 * 1e6),
             endurance_bytes: endurance(self.tbw, self.dwpd, self.size)?,
             price: self.price.map(Amount::get),
         };
@@ -453,7 +471,9 @@ impl OfferEntry {
             protected: self.power_loss_protection,
             grade: self.grade,
             sync_write_iops: self.sync_write_iops.map(|iops| iops.get() as f64),
-            sync_write_bytes_per_s: self.sync_write_mb_s.map(|megabytes| megabytes.get() as f64 * 1e6),
+            sync_write_bytes_per_s: self
+                .sync_write_mb_s
+                .map(|megabytes| megabytes.get() as f64 * 1e6),
             endurance_bytes: endurance(self.tbw, self.dwpd, self.size)?,
             price: Some(self.price.get()),
         })
@@ -462,7 +482,11 @@ impl OfferEntry {
 
 /// Bytes that may be written to a drive in its life, from terabytes written or from drive writes
 /// per day.
-fn endurance(tbw: Option<Amount>, dwpd: Option<Amount>, size: Bytes) -> Result<Option<f64>, String> {
+fn endurance(
+    tbw: Option<Amount>,
+    dwpd: Option<Amount>,
+    size: Bytes,
+) -> Result<Option<f64>, String> {
     match (tbw, dwpd) {
         (Some(_), Some(_)) => Err("say tbw or dwpd, not both".into()),
         (Some(tbw), None) => Ok(Some(tbw.get() * 1e12)),
@@ -476,10 +500,18 @@ fn plain(text: &str, what: &str, prefix: &str) -> Result<(), String> {
     let rest = text.strip_prefix(prefix).unwrap_or("");
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._:-/".contains(c);
     let allowed = !rest.is_empty() && !rest.contains("..") && rest.chars().all(allowed);
-    if allowed && !rest.starts_with('-') && text.len() <= 255 && (!prefix.is_empty() || !rest.contains('/')) {
+    if allowed
+        && !rest.starts_with('-')
+        && text.len() <= 255
+        && (!prefix.is_empty() || !rest.contains('/'))
+    {
         return Ok(());
     }
-    let how = if prefix.is_empty() { "letters, digits and . _ -".into() } else { format!("{prefix}NAME") };
+    let how = if prefix.is_empty() {
+        "letters, digits and . _ -".into()
+    } else {
+        format!("{prefix}NAME")
+    };
     Err(format!("{text:?} is no {what}: write {how}"))
 }
 
@@ -504,7 +536,10 @@ mod tests {
         let labels: Vec<&str> = host.drives.iter().map(|drive| drive.label.as_str()).collect();
         assert_eq!(labels, ["/dev/sdb", "/dev/sdc", "drive 3", "drive 4"]);
         assert_eq!(host.drives[0].state, State::Osd);
-        assert_eq!((host.drives[2].state.clone(), host.drives[2].path.clone()), (State::Unknown, None));
+        assert_eq!(
+            (host.drives[2].state.clone(), host.drives[2].path.clone()),
+            (State::Unknown, None)
+        );
         assert_eq!(host.drives[2].product.endurance_bytes, Some(1.92e12 * 365.0 * 5.0));
     }
 
@@ -521,29 +556,47 @@ mod tests {
             (format!("{HOST}colour = \"red\"\n"), "unknown field `colour`"),
             ("[[host]]\nname = \"a; reboot\"\n".into(), "is no name of a host"),
             ("[[host]]\nname = \"-a\"\n".into(), "is no name of a host"),
-            (format!("{HOST}[[host.drive]]\nkind = \"ssd\"\nsize = -1\n"), "a size is not negative"),
-            (format!("{HOST}[[host.drive]]\nkind = \"tape\"\nsize = 1\n"), "unknown variant `tape`"),
+            (
+                format!("{HOST}[[host.drive]]\nkind = \"ssd\"\nsize = -1\n"),
+                "a size is not negative",
+            ),
+            (
+                format!("{HOST}[[host.drive]]\nkind = \"tape\"\nsize = 1\n"),
+                "unknown variant `tape`",
+            ),
             (format!("{HOST}[[host.drive]]\nkind = \"ssd\"\nsize = 0\n"), "a size is not zero"),
             (
                 format!("{HOST}[[host.drive]]\nkind = \"ssd\"\nsize = 1\nprice = -1\n"),
                 "not a finite number from zero",
             ),
-            (format!("{HOST}[[host.drive]]\nkind = \"ssd\"\nsize = 1\ntbw = 1\ndwpd = 1\n"), "not both"),
-            (format!("{HOST}[[host.drive]]\nkind = \"ssd\"\nsize = 1\ncount = 1000\n"), "more than 256"),
+            (
+                format!("{HOST}[[host.drive]]\nkind = \"ssd\"\nsize = 1\ntbw = 1\ndwpd = 1\n"),
+                "not both",
+            ),
+            (
+                format!("{HOST}[[host.drive]]\nkind = \"ssd\"\nsize = 1\ncount = 1000\n"),
+                "more than 256",
+            ),
             (
                 format!("{HOST}[[host.drive]]\nkind = \"ssd\"\nsize = 1\npaths = [\"sda\"]\n"),
                 "is no device: write /dev/NAME",
             ),
             (
-                format!("{HOST}[[host.drive]]\nkind = \"ssd\"\nsize = 1\npaths = [\"/dev/a$(b)\"]\n"),
+                format!(
+                    "{HOST}[[host.drive]]\nkind = \"ssd\"\nsize = 1\npaths = [\"/dev/a$(b)\"]\n"
+                ),
                 "is no device",
             ),
             (
-                format!("{HOST}[[host.drive]]\nkind = \"ssd\"\nsize = 1\npaths = [\"/dev/a\", \"/dev/a\"]\n"),
+                format!(
+                    "{HOST}[[host.drive]]\nkind = \"ssd\"\nsize = 1\npaths = [\"/dev/a\", \"/dev/a\"]\n"
+                ),
                 "/dev/a is there twice",
             ),
             (
-                format!("{HOST}[[host.drive]]\nkind = \"ssd\"\nsize = 1\ncount = 2\npaths = [\"/dev/a\"]\n"),
+                format!(
+                    "{HOST}[[host.drive]]\nkind = \"ssd\"\nsize = 1\ncount = 2\npaths = [\"/dev/a\"]\n"
+                ),
                 "1 paths are named of 2 drives",
             ),
             (
@@ -551,7 +604,9 @@ mod tests {
                 "osds is for drives that hold OSDs",
             ),
             (
-                format!("{HOST}[[host.drive]]\nkind = \"ssd\"\nsize = 1\nuse = \"osd\"\nosds = 17\n"),
+                format!(
+                    "{HOST}[[host.drive]]\nkind = \"ssd\"\nsize = 1\nuse = \"osd\"\nosds = 17\n"
+                ),
                 "more than 16",
             ),
             (
@@ -569,15 +624,23 @@ mod tests {
         let inventory = Inventory::of_machine(&real::parse(listing.as_bytes()).expect("a listing"));
         let drives = &inventory.hosts[0].drives;
         let of = |state: fn(&State) -> bool| -> Vec<&str> {
-            drives.iter().filter(|drive| state(&drive.state)).map(|drive| drive.label.as_str()).collect()
+            drives
+                .iter()
+                .filter(|drive| state(&drive.state))
+                .map(|drive| drive.label.as_str())
+                .collect()
         };
         assert_eq!(of(|state| *state == State::Free), ["/dev/mapper/mpatha", "/dev/nvme0n1"]);
         assert_eq!(of(|state| matches!(state, State::Unfit(_))), ["/dev/sdh", "/dev/nvme3n1"]);
         assert_eq!(drives.len(), 9, "{drives:#?}");
-        let kind =
-            |path: &str| drives.iter().find(|drive| drive.label == path).map(|drive| drive.product.kind);
+        let kind = |path: &str| {
+            drives.iter().find(|drive| drive.label == path).map(|drive| drive.product.kind)
+        };
         assert_eq!(kind("/dev/vda"), Some(None), "the kernel calls a virtual disk one that turns");
-        assert_eq!((kind("/dev/sda"), kind("/dev/sdb")), (Some(Some(Kind::Hdd)), Some(Some(Kind::Ssd))));
+        assert_eq!(
+            (kind("/dev/sda"), kind("/dev/sdb")),
+            (Some(Some(Kind::Hdd)), Some(Some(Kind::Ssd)))
+        );
         assert!(drives.iter().all(|drive| drive.product.protected.is_none()));
         assert_eq!(inventory.hosts[0].role, None);
     }

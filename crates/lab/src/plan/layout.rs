@@ -10,10 +10,12 @@ use super::inventory::{Drive, Host, Inventory, Kind, State, Store, Usage};
 use super::quantity::{binary, decimal, lasting};
 use super::rules::{
     Advice, DB_FASTER, DB_HDD, DB_SIZE, DB_STEPS, ENDURANCE, FAILURE_DOMAIN, GRADE, HOST_FIRST,
-    HOST_ONE_COPY, HOST_SIZE, HOST_THROUGH, HOST_TWO_COPIES, JOURNAL, JOURNAL_SIZE, KEY, NOT_DIVIDED,
-    NOT_TOUCHED, OSD_CACHE, OSD_CACHE_COPIES, OSD_CACHE_CUTOFF, OSDS_PER_SSD, WAL,
+    HOST_ONE_COPY, HOST_SIZE, HOST_THROUGH, HOST_TWO_COPIES, JOURNAL, JOURNAL_SIZE, KEY,
+    NOT_DIVIDED, NOT_TOUCHED, OSD_CACHE, OSD_CACHE_COPIES, OSD_CACHE_CUTOFF, OSDS_PER_SSD, WAL,
 };
-use super::verdict::{DEFERRED_BYTES_MAX, Effect, HostCopies, Placement, Verdict, host_copies, media, store};
+use super::verdict::{
+    DEFERRED_BYTES_MAX, Effect, HostCopies, Placement, Verdict, host_copies, media, store,
+};
 use crate::qualify::Grade;
 
 const GIB: u64 = 1 << 30;
@@ -139,8 +141,9 @@ impl Wanted<'_> {
 
     /// What OSDs on drives of this kind are to have of an SSD, if anything.
     fn osds(&self, media: Kind) -> Option<OsdPart> {
-        let helps =
-            |placement| matches!(self.effect(placement, Some(media)), Effect::Helps | Effect::WritesOnly);
+        let helps = |placement| {
+            matches!(self.effect(placement, Some(media)), Effect::Helps | Effect::WritesOnly)
+        };
         let placement = match (store(self.inventory), media) {
             (Store::Filestore, _) => helps(Placement::Journal).then_some(Placement::Journal),
             // Ceph's documentation puts the databases of disks on an SSD whatever the workload is.
@@ -198,7 +201,8 @@ fn place_host_cache(wanted: &Wanted<'_>, host: &Host, ssds: &mut Vec<usize>, lay
     // Of the SSDs that hold the working set, the smallest one of the best grade: larger SSDs are
     // left for other places.
     let holding = ssds.iter().copied().filter(|&index| set > 0 && product(index).bytes >= set);
-    let smallest = holding.min_by_key(|&index| (Reverse(product(index).grade()), product(index).bytes));
+    let smallest =
+        holding.min_by_key(|&index| (Reverse(product(index).grade()), product(index).bytes));
     let largest = ssds.iter().copied().max_by_key(|&index| product(index).bytes);
     let index = smallest.or(largest);
     let Some(index) = index else {
@@ -216,7 +220,9 @@ fn host_cache(inventory: &Inventory, drive: &Drive, set: u64) -> Placed {
     let mut placed = Placed::new(Placement::Host, drive);
     let sized = match (set, drive.product.bytes) {
         (0, _) => None,
-        (set, bytes) if bytes >= set => Some(format!("it holds the working set of {}", decimal(set))),
+        (set, bytes) if bytes >= set => {
+            Some(format!("it holds the working set of {}", decimal(set)))
+        }
         (set, bytes) => Some(format!(
             "it holds {:.0} % of the working set of {}: reads of the rest go to Ceph, and nothing here says how many",
             bytes as f64 * 100.0 / set as f64,
@@ -269,7 +275,11 @@ fn data_drives(host: &Host, media: Kind) -> Vec<&Drive> {
         let free_disk = media == Kind::Hdd && drive.state == State::Free;
         drive.product.kind == Some(media) && (drive.state == State::Osd || free_disk)
     };
-    host.drives.iter().filter(holds).flat_map(|drive| std::iter::repeat_n(drive, drive.osds)).collect()
+    host.drives
+        .iter()
+        .filter(holds)
+        .flat_map(|drive| std::iter::repeat_n(drive, drive.osds))
+        .collect()
 }
 
 fn place_under_osds(wanted: &Wanted<'_>, host: &Host, ssds: &mut Vec<usize>, layout: &mut Layout) {
@@ -282,10 +292,14 @@ fn place_under_osds(wanted: &Wanted<'_>, host: &Host, ssds: &mut Vec<usize>, lay
     layout.osds_cache = part.with_cache;
     layout.osd_bytes = osds.iter().map(|osd| osd.osd_bytes()).max().unwrap_or(0);
     let (_, percent) = db_percents(wanted.inventory);
-    layout.part_bytes = osds.iter().map(|osd| part_wanted(placement, osd, percent)).max().unwrap_or(0);
+    layout.part_bytes =
+        osds.iter().map(|osd| part_wanted(placement, osd, percent)).max().unwrap_or(0);
     // In front of SSDs only a faster drive is of use.
-    let chosen: Vec<usize> =
-        ssds.iter().copied().filter(|&index| host.drives[index].product.kind > Some(media)).collect();
+    let chosen: Vec<usize> = ssds
+        .iter()
+        .copied()
+        .filter(|&index| host.drives[index].product.kind > Some(media))
+        .collect();
     if media != Kind::Hdd && chosen.len() < ssds.len() {
         let text = "its SATA SSDs are no faster than what the OSDs are on";
         layout.advice.push(Advice::new(text, &[DB_FASTER]));
@@ -298,7 +312,8 @@ fn place_under_osds(wanted: &Wanted<'_>, host: &Host, ssds: &mut Vec<usize>, lay
         .collect();
     let mut parts: Vec<Vec<&Drive>> = vec![Vec::new(); chosen.len()];
     for osd in osds {
-        let room = |&slot: &usize| parts[slot].len() < carried(&host.drives[chosen[slot]], placement);
+        let room =
+            |&slot: &usize| parts[slot].len() < carried(&host.drives[chosen[slot]], placement);
         let emptiest = (0..chosen.len()).filter(room).min_by_key(|&slot| parts[slot].len());
         match emptiest {
             Some(slot) => parts[slot].push(osd),
@@ -361,7 +376,8 @@ impl OsdPart {
     fn divide(self, ssd: &Drive, osds: &[&Drive], inventory: &Inventory, host: &Host) -> Placed {
         let OsdPart { placement, with_cache } = self;
         let mut placed = Placed::new(placement, ssd);
-        let share_bytes = ssd.product.bytes.saturating_sub(LABELS_BYTES) / osds.len() as u64 / GIB * GIB;
+        let share_bytes =
+            ssd.product.bytes.saturating_sub(LABELS_BYTES) / osds.len() as u64 / GIB * GIB;
         let (least, most) = db_percents(inventory);
         // A cache beside the databases takes the room that the databases can do without.
         let percent = if with_cache { least } else { most };
@@ -439,9 +455,11 @@ fn part_advice(inventory: &Inventory, placed: &Placed) -> Vec<Advice> {
         let text = format!("no database fits, so it takes the logs alone: {sizes}");
         return vec![Advice::new(text, &[WAL, DB_SIZE])];
     }
-    let mut advice = vec![Advice::new(format!("database and log together: {sizes}"), &[DB_SIZE, WAL])];
+    let mut advice =
+        vec![Advice::new(format!("database and log together: {sizes}"), &[DB_SIZE, WAL])];
     if inventory.cluster.ceph.is_some_and(|release| release.has_steps()) {
-        let text = "in steps, as this release uses no others; after an upgrade larger ones are of use";
+        let text =
+            "in steps, as this release uses no others; after an upgrade larger ones are of use";
         advice.push(Advice::new(text, &[DB_STEPS]));
     }
     let (least, _) = db_percents(inventory);
@@ -473,7 +491,9 @@ fn failure_domain(inventory: &Inventory, host: &Host, placed: &Placed) -> Vec<Ad
         advice.push(Advice::new(text, &[FAILURE_DOMAIN]));
     }
     let hosts = inventory.hosts.iter().filter(|host| host.has_osds()).count() as u64;
-    if inventory.cluster.replicas.is_some_and(|replicas| replicas.get() >= hosts) && count == of_host {
+    if inventory.cluster.replicas.is_some_and(|replicas| replicas.get() >= hosts)
+        && count == of_host
+    {
         let text = "there is no further host to copy to: the pools stay degraded until the SSD is replaced";
         advice.push(Advice::new(text, &[FAILURE_DOMAIN]));
     }
@@ -490,12 +510,12 @@ fn add_cache(placed: &mut Placed) {
         return;
     }
     placed.cache_bytes = left;
-    let text = format!("the other {} are a cache under the same OSDs: bcache, write-back", decimal(left));
+    let text =
+        format!("the other {} are a cache under the same OSDs: bcache, write-back", decimal(left));
     placed.advice.push(Advice::new(text, &[OSD_CACHE, OSD_CACHE_CUTOFF]));
     let text = "write-back adds no failure domain: without their databases these OSDs are lost in any case";
     placed.advice.push(Advice::new(text, &[OSD_CACHE_COPIES, FAILURE_DOMAIN]));
-    let text =
-        "Open CAS, or Tidepool with a file: volume, can stand in the same place; neither is compared here";
+    let text = "Open CAS, or Tidepool with a file: volume, can stand in the same place; neither is compared here";
     placed.advice.push(Advice::new(text, &[OSD_CACHE]));
     if placed.osds.iter().any(|osd| osd.exists) {
         let text = "OSDs that exist have to be made anew on bcache, one host at a time, each after `ceph osd safe-to-destroy`";
@@ -506,7 +526,9 @@ fn add_cache(placed: &mut Placed) {
 /// Bytes that guests' writes bring to an SSD under OSDs in a day, if this is known.
 fn written_under_osds(inventory: &Inventory, placed: &Placed) -> Option<f64> {
     let through = placed.cache_bytes > 0 || writes_through(inventory, placed.placement);
-    written_per_osd_byte(inventory).filter(|_| through).map(|written| written * placed.recover_bytes as f64)
+    written_per_osd_byte(inventory)
+        .filter(|_| through)
+        .map(|written| written * placed.recover_bytes as f64)
 }
 
 /// The data that guests write goes through such a part of an SSD, and not metadata alone.
@@ -521,7 +543,8 @@ pub(super) fn written_per_osd_byte(inventory: &Inventory) -> Option<f64> {
     let guests = inventory.hosts.iter().filter(|host| host.has_guests()).count() as f64;
     let written = inventory.workload.written_per_day?.get() as f64 * guests;
     let copies = inventory.cluster.replicas?.get() as f64;
-    // The sizes of one host's drives can be added up as integers, those of all hosts' drives cannot.
+    // The sizes of one host's drives can be added up as integers, those of all hosts' drives
+    // cannot.
     let of_host = |host: &Host| -> f64 {
         let drives = media(host).map(|media| data_drives(host, media)).unwrap_or_default();
         drives.iter().map(|drive| drive.osd_bytes()).sum::<u64>() as f64

@@ -24,7 +24,8 @@ use serde::Serialize;
 pub use bill::Bill;
 pub use evidence::{Evidence, Measured};
 pub use inventory::{
-    Cluster, Drive, Host, Inventory, InventoryError, Kind, Product, Role, State, Store, Usage, Workload,
+    Cluster, Drive, Host, Inventory, InventoryError, Kind, Product, Role, State, Store, Usage,
+    Workload,
 };
 pub use layout::{Placed, Share};
 pub use quantity::{Amount, Bytes, Millis, Percent, Positive, Release, binary, decimal, lasting};
@@ -94,7 +95,8 @@ pub fn plan(inventory: &Inventory, evidence: &[Evidence]) -> Plan {
     verdict::ask_to_measure(&mut verdicts);
     let first = verdict::first(&key, &verdicts);
     let wanted = Wanted { inventory, verdicts: &verdicts, first };
-    let layouts: Vec<_> = inventory.hosts.iter().map(|host| layout::lay_out(&wanted, host)).collect();
+    let layouts: Vec<_> =
+        inventory.hosts.iter().map(|host| layout::lay_out(&wanted, host)).collect();
     let bills = bill::bills(&wanted);
     let missing = missing(inventory, &key, &bills, &layouts);
     let hosts = inventory.hosts.iter().zip(layouts).map(|(host, layout)| HostPlan {
@@ -123,10 +125,9 @@ pub fn plan(inventory: &Inventory, evidence: &[Evidence]) -> Plan {
 impl Plan {
     /// Every line of advice.
     pub fn advice(&self) -> impl Iterator<Item = &Advice> {
-        let hosts = self
-            .hosts
-            .iter()
-            .flat_map(|host| host.placed.iter().flat_map(|placed| &placed.advice).chain(&host.advice));
+        let hosts = self.hosts.iter().flat_map(|host| {
+            host.placed.iter().flat_map(|placed| &placed.advice).chain(&host.advice)
+        });
         self.verdicts
             .iter()
             .flat_map(|verdict| &verdict.advice)
@@ -146,7 +147,11 @@ fn refused(inventory: &Inventory) -> Vec<Refused> {
     for host in &inventory.hosts {
         for drive in &host.drives {
             if let Some(why) = fitness::refusal(drive) {
-                refused.push(Refused { host: Some(host.name.clone()), drive: drive.label.clone(), why });
+                refused.push(Refused {
+                    host: Some(host.name.clone()),
+                    drive: drive.label.clone(),
+                    why,
+                });
             }
         }
     }
@@ -170,20 +175,38 @@ fn missing(inventory: &Inventory, key: &Key, bills: &[Bill], layouts: &[Layout])
     let guests = hosts.iter().any(Host::has_guests);
     let no_store = cluster.objectstore.is_none() && cluster.ceph.is_none();
     let told = [
-        (!osds, "hosts with OSDs and their drives: without them there is nothing to say on places there"),
+        (
+            !osds,
+            "hosts with OSDs and their drives: without them there is nothing to say on places there",
+        ),
         (!guests, "the hypervisors: without them there is no count of SSDs for hosts"),
-        (osds && key.media.is_empty(), "what the OSDs' data is on: drives with use = \"osd\", or free disks"),
+        (
+            osds && key.media.is_empty(),
+            "what the OSDs' data is on: drives with use = \"osd\", or free disks",
+        ),
         (key.block_bytes.is_none(), "workload.block-size: places win and lose by it"),
         (key.read_percent.is_none(), "workload.read-percent: without it no place comes first"),
         (
             key.queue_depth.is_none(),
             "workload.queue-depth: gains were published from +162 % at 6 to +30 % at 64",
         ),
-        (guests && workload.working_set.is_none(), "workload.working-set: without it no cache has a size"),
-        (workload.written_per_day.is_none(), "workload.written-per-day: without it there is no endurance"),
+        (
+            guests && workload.working_set.is_none(),
+            "workload.working-set: without it no cache has a size",
+        ),
+        (
+            workload.written_per_day.is_none(),
+            "workload.written-per-day: without it there is no endurance",
+        ),
         (guests && workload.accept_loss.is_none(), "workload.accept-loss: taken as nothing"),
-        (osds && cluster.replicas.is_none(), "cluster.replicas: what a lost SSD means depends on it"),
-        (osds && cluster.ceph.is_none(), "cluster.ceph, the release: sizes of databases depend on it"),
+        (
+            osds && cluster.replicas.is_none(),
+            "cluster.replicas: what a lost SSD means depends on it",
+        ),
+        (
+            osds && cluster.ceph.is_none(),
+            "cluster.ceph, the release: sizes of databases depend on it",
+        ),
         (osds && no_store, "cluster.objectstore: taken as bluestore"),
         (osds && cluster.usage.is_none(), "cluster.use: taken as rbd, for which 1 to 2 % suffice"),
     ];
@@ -230,12 +253,17 @@ mod tests {
             }
         }
         let drives = inventory.hosts.iter().flat_map(|host| &host.drives);
-        let touched =
-            drives.filter(|drive| drive.state != State::Free).filter_map(|drive| drive.path.as_ref());
+        let touched = drives
+            .filter(|drive| drive.state != State::Free)
+            .filter_map(|drive| drive.path.as_ref());
         for path in touched {
-            for command in plan.hosts.iter().flat_map(|host| &host.placed).flat_map(|placed| &placed.commands)
+            for command in
+                plan.hosts.iter().flat_map(|host| &host.placed).flat_map(|placed| &placed.commands)
             {
-                assert!(!command.split(' ').any(|word| word == path), "{path} is in use: {command}");
+                assert!(
+                    !command.split(' ').any(|word| word == path),
+                    "{path} is in use: {command}"
+                );
             }
         }
         plan
@@ -258,7 +286,13 @@ mod tests {
 
     /// A drive with power-loss protection and a good grade.
     pub(super) fn drive(kind: Kind, bytes: u64, path: &str, state: State) -> Drive {
-        Drive { product: product(kind, bytes), path: Some(path.into()), label: path.into(), state, osds: 1 }
+        Drive {
+            product: product(kind, bytes),
+            path: Some(path.into()),
+            label: path.into(),
+            state,
+            osds: 1,
+        }
     }
 
     const DISKS: &str = "[[host.drive]]\nkind = \"hdd\"\nsize = \"8TB\"\npaths = [\"/dev/sdb\", \"/dev/sdc\"]\nuse = \"free\"\n";
@@ -268,7 +302,9 @@ mod tests {
     }
 
     fn osd_host(cluster: &str, drives: &str) -> Plan {
-        plan_of(&format!("[cluster]\n{cluster}\n[[host]]\nname = \"a\"\nrole = \"osd\"\n{DISKS}{drives}"))
+        plan_of(&format!(
+            "[cluster]\n{cluster}\n[[host]]\nname = \"a\"\nrole = \"osd\"\n{DISKS}{drives}"
+        ))
     }
 
     const GOOD: &str = "use = \"free\"\npower-loss-protection = true\ngrade = \"good\"";
@@ -281,10 +317,11 @@ mod tests {
                  power-loss-protection = true\ngrade = \"good\"\nsync-write-mb-s = 1000000000\ndwpd = 1000000000\n"
             )
         };
-        let mut text = "[cluster]\nceph = \"14\"\nreplicas = 1000000000\n[workload]\nblock-size = \"4KiB\"\n\
+        let mut text =
+            "[cluster]\nceph = \"14\"\nreplicas = 1000000000\n[workload]\nblock-size = \"4KiB\"\n\
                         read-percent = 0\nqueue-depth = 1\nworking-set = \"4096TiB\"\n\
                         written-per-day = \"4096TiB\"\naccept-loss = \"1s\"\n"
-            .to_string();
+                .to_string();
         for host in 0..18 {
             text.push_str(&format!("[[host]]\nname = \"h{host}\"\nrole = \"both\"\n"));
             text.push_str(&(drives("hdd", 240, "osd") + &drives("ssd", 16, "free")));
@@ -292,7 +329,11 @@ mod tests {
         text.push_str("[[offer]]\nkind = \"nvme\"\nsize = \"4096TiB\"\nprice = 1000000000\n");
         let plan = plan_of(&text);
         let written = plan.bills.iter().filter_map(|bill| bill.written_per_day_bytes);
-        assert!(written.clone().all(|bytes| bytes > 0.0) && written.count() > 0, "{:#?}", plan.bills);
+        assert!(
+            written.clone().all(|bytes| bytes > 0.0) && written.count() > 0,
+            "{:#?}",
+            plan.bills
+        );
     }
 
     #[test]
@@ -316,13 +357,19 @@ mod tests {
     fn the_failure_domain_of_an_ssd_is_told_with_what_has_to_be_recovered() {
         let plan = osd_host("replicas = 3", &ssd("/dev/sda", GOOD));
         let placed = &plan.hosts[0].placed[0];
-        assert_eq!((placed.placement, placed.recover_bytes), (Placement::DbWal, 16_000_000_000_000));
+        assert_eq!(
+            (placed.placement, placed.recover_bytes),
+            (Placement::DbWal, 16_000_000_000_000)
+        );
         let text = |part: &str| placed.advice.iter().any(|advice| advice.text.contains(part));
         assert!(text("takes 2 OSDs with it: 2 x 8 TB to be recovered"), "{placed:?}");
         assert!(text("all OSDs of the host") && text("no further host"), "{placed:?}");
         let two = osd_host("replicas = 3", &(ssd("/dev/sda", GOOD) + &ssd("/dev/sdd", GOOD)));
         assert_eq!(two.hosts[0].placed.len(), 2);
-        assert!(two.hosts[0].placed.iter().all(|placed| placed.osds.len() == 1), "each OSD has its own");
+        assert!(
+            two.hosts[0].placed.iter().all(|placed| placed.osds.len() == 1),
+            "each OSD has its own"
+        );
     }
 
     #[test]
@@ -343,7 +390,11 @@ mod tests {
         assert!(tiny.hosts[0].placed[0].wal_only && tiny.cites("wal"));
         assert!(tiny.hosts[0].placed[0].commands[0].contains("--wal-devices"), "{tiny:?}");
         let none = osd_host("", &large.replace("960GB", "2GB"));
-        assert_eq!((none.hosts[0].placed.len(), none.bills[0].to_buy), (0, 1), "not even a log fits");
+        assert_eq!(
+            (none.hosts[0].placed.len(), none.bills[0].to_buy),
+            (0, 1),
+            "not even a log fits"
+        );
     }
 
     #[test]
@@ -384,7 +435,10 @@ mod tests {
         let placed = &plan.hosts[0].placed[0];
         assert_eq!(placed.years.map(f64::round), Some(5.0));
         let text = |part: &str| placed.advice.iter().any(|advice| advice.text.contains(part));
-        assert!(text("50 % of the working set") && text("up to 5s of writes are lost"), "{placed:?}");
+        assert!(
+            text("50 % of the working set") && text("up to 5s of writes are lost"),
+            "{placed:?}"
+        );
         assert!(text("a second copy on another hypervisor's SSD"), "{placed:?}");
         assert_eq!(
             placed.commands,
@@ -414,11 +468,20 @@ mod tests {
 
     #[test]
     fn what_is_not_told_is_missing() {
-        let plan = plan_of("[[host]]\nname = \"a\"\n[[host.drive]]\nkind = \"ssd\"\nsize = \"1TB\"\n");
-        for part in
-            ["the role of a", "block-size", "read-percent", "hypervisors", "whether drive 1 of a is free"]
-        {
-            assert!(plan.missing.iter().any(|missing| missing.contains(part)), "{part}: {:?}", plan.missing);
+        let plan =
+            plan_of("[[host]]\nname = \"a\"\n[[host.drive]]\nkind = \"ssd\"\nsize = \"1TB\"\n");
+        for part in [
+            "the role of a",
+            "block-size",
+            "read-percent",
+            "hypervisors",
+            "whether drive 1 of a is free",
+        ] {
+            assert!(
+                plan.missing.iter().any(|missing| missing.contains(part)),
+                "{part}: {:?}",
+                plan.missing
+            );
         }
         assert_eq!((plan.first, plan.bills.len()), (None, 0));
     }
@@ -437,6 +500,10 @@ mod tests {
         };
         let plan = plan(&Inventory::of_machine(&[device]), &[]);
         assert_eq!(plan.hosts[0].placed, []);
-        assert!(plan.missing.iter().any(|missing| missing.contains("power failure")), "{:?}", plan.missing);
+        assert!(
+            plan.missing.iter().any(|missing| missing.contains("power failure")),
+            "{:?}",
+            plan.missing
+        );
     }
 }

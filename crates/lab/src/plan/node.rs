@@ -33,7 +33,9 @@ pub(super) fn node(path: &str) -> Node {
 fn kernel_node(name: &str) -> Node {
     let letters = |prefix: &str| {
         let rest = name.strip_prefix(prefix);
-        rest.is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_lowercase()))
+        rest.is_some_and(|rest| {
+            !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_lowercase())
+        })
     };
     let nvme = name.strip_prefix("nvme").and_then(|rest| rest.split_once('n'));
     if ["sd", "hd", "vd", "xvd"].into_iter().any(letters)
@@ -46,7 +48,9 @@ fn kernel_node(name: &str) -> Node {
 
 /// The link is made of the identity of a drive, and not of what the drive holds.
 fn is_id_of_drive(link: &str) -> bool {
-    ["ata-", "nvme-", "sas-", "scsi-", "virtio-", "wwn-"].iter().any(|prefix| link.starts_with(prefix))
+    ["ata-", "nvme-", "sas-", "scsi-", "virtio-", "wwn-"]
+        .iter()
+        .any(|prefix| link.starts_with(prefix))
 }
 
 /// The link is to a partition, as udev names it: `wwn-0x5-part2`.
@@ -59,7 +63,9 @@ fn is_part(link: &str) -> bool {
 fn is_multipath(map: &str) -> bool {
     let named = map.strip_prefix("mpath");
     named.is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_lowercase()))
-        || (map.len() >= 17 && map.starts_with('3') && map.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        || (map.len() >= 17
+            && map.starts_with('3')
+            && map.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 fn is_number(text: &str) -> bool {

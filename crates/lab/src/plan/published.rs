@@ -30,26 +30,57 @@ fn osds(plan: &Plan) -> (Vec<usize>, bool) {
 #[test]
 fn three_ssds_in_hypervisors_stand_beside_six_in_servers_and_come_first() {
     let plan = plan_of(IOMETER);
-    assert_eq!((plan.first, effect(&plan, Placement::Host)), (Some(Placement::Host), Effect::Helps));
+    assert_eq!(
+        (plan.first, effect(&plan, Placement::Host)),
+        (Some(Placement::Host), Effect::Helps)
+    );
     let two_copies = |advice: &Advice| advice.rules.contains(&"host-two-copies");
-    assert!(plan.verdicts[0].advice.iter().any(two_copies), "both options keep two copies of a write");
-    let bills: Vec<_> = plan.bills.iter().map(|bill| (bill.placement, bill.needed, bill.cost)).collect();
-    assert_eq!(bills, [(Placement::Host, 3, Some(1_200.0)), (Placement::Journal, 6, Some(2_400.0))]);
-    assert!(plan.bills.iter().all(|bill| bill.years.is_some() && bill.written_per_day_bytes.is_some()));
+    assert!(
+        plan.verdicts[0].advice.iter().any(two_copies),
+        "both options keep two copies of a write"
+    );
+    let bills: Vec<_> =
+        plan.bills.iter().map(|bill| (bill.placement, bill.needed, bill.cost)).collect();
+    assert_eq!(
+        bills,
+        [(Placement::Host, 3, Some(1_200.0)), (Placement::Journal, 6, Some(2_400.0))]
+    );
+    assert!(
+        plan.bills.iter().all(|bill| bill.years.is_some() && bill.written_per_day_bytes.is_some())
+    );
     let domains: Vec<&str> = plan.bills.iter().map(|bill| bill.failure_domain.as_str()).collect();
-    assert_eq!(domains, ["no data: another hypervisor has a copy", "4 OSDs: 16 TB to be recovered"]);
+    assert_eq!(
+        domains,
+        ["no data: another hypervisor has a copy", "4 OSDs: 16 TB to be recovered"]
+    );
 }
 
 #[test]
 fn databases_on_nvme_help_small_writes_to_sata_ssds_and_not_reads() {
-    let of = |line: &str, other: &str| effect(&plan_of(&with(MICRON, line, other)), Placement::DbWal);
+    let of =
+        |line: &str, other: &str| effect(&plan_of(&with(MICRON, line, other)), Placement::DbWal);
     let plan = plan_of(MICRON);
-    assert_eq!((plan.first, effect(&plan, Placement::DbWal)), (Some(Placement::DbWal), Effect::WritesOnly));
-    assert_eq!(osds(&plan), (vec![12; 8], false), "two NVMe in each of four nodes, for twenty-four OSDs");
-    assert_eq!(of("read-percent = 70", "read-percent = 0"), Effect::WritesOnly, "+71 % at 40 clients");
+    assert_eq!(
+        (plan.first, effect(&plan, Placement::DbWal)),
+        (Some(Placement::DbWal), Effect::WritesOnly)
+    );
+    assert_eq!(
+        osds(&plan),
+        (vec![12; 8], false),
+        "two NVMe in each of four nodes, for twenty-four OSDs"
+    );
+    assert_eq!(
+        of("read-percent = 70", "read-percent = 0"),
+        Effect::WritesOnly,
+        "+71 % at 40 clients"
+    );
     assert_eq!(of("read-percent = 70", "read-percent = 100"), Effect::Little, "little or no gain");
     assert_eq!(of("block-size = \"4KiB\"", "block-size = \"4MiB\""), Effect::Little, "9 %");
-    assert_eq!(of("ceph = \"luminous\"", "ceph = \"reef\""), Effect::NotKnown, "other allocation units");
+    assert_eq!(
+        of("ceph = \"luminous\"", "ceph = \"reef\""),
+        Effect::NotKnown,
+        "other allocation units"
+    );
 }
 
 #[test]
@@ -75,7 +106,11 @@ fn nothing_is_put_in_front_of_osds_on_nvme() {
     for line in ["read-percent = 100", "read-percent = 0"] {
         let plan = plan_of(&with(PVC2, "read-percent = 100", line));
         assert_eq!((plan.first, plan.bills.len()), (None, 0));
-        assert!(plan.verdicts.iter().all(|verdict| verdict.effect == Effect::No), "{:?}", plan.verdicts);
+        assert!(
+            plan.verdicts.iter().all(|verdict| verdict.effect == Effect::No),
+            "{:?}",
+            plan.verdicts
+        );
         assert!(plan.hosts.iter().all(|host| host.placed.is_empty()));
         assert!(plan.cites("osds-per-node"), "what was published: OSDs, not caches");
         assert!(plan.answer.starts_with("Do not buy"), "{}", plan.answer);
@@ -85,16 +120,25 @@ fn nothing_is_put_in_front_of_osds_on_nvme() {
 #[test]
 fn at_256_kib_a_cache_under_the_osds_helps_and_databases_alone_do_little() {
     let plan = plan_of(DISKSPD);
-    assert_eq!((plan.first, effect(&plan, Placement::OsdCache)), (Some(Placement::OsdCache), Effect::Helps));
+    assert_eq!(
+        (plan.first, effect(&plan, Placement::OsdCache)),
+        (Some(Placement::OsdCache), Effect::Helps)
+    );
     assert_eq!(effect(&plan, Placement::DbWal), Effect::Little);
-    assert_eq!(effect(&plan, Placement::Host), Effect::NotKnown, "no host cache was published at 256 KiB");
+    assert_eq!(
+        effect(&plan, Placement::Host),
+        Effect::NotKnown,
+        "no host cache was published at 256 KiB"
+    );
     assert!(plan.cites("osd-cache-cutoff"), "bcache did nothing with its default");
     assert_eq!(osds(&plan), (vec![2; 12], false), "each SSD takes two OSDs with it");
     let placed = &plan.hosts[0].placed[0];
     assert!(
-        placed.cache_bytes > 0 && placed.commands.iter().any(|command| command.contains("/udev/rules.d/"))
+        placed.cache_bytes > 0
+            && placed.commands.iter().any(|command| command.contains("/udev/rules.d/"))
     );
-    let filestore = plan_of(&with(DISKSPD, "objectstore = \"bluestore\"", "objectstore = \"filestore\""));
+    let filestore =
+        plan_of(&with(DISKSPD, "objectstore = \"bluestore\"", "objectstore = \"filestore\""));
     assert_eq!(filestore.first, Some(Placement::Journal), "journals on SSDs were as fast");
 }
 
@@ -109,7 +153,8 @@ fn the_manual_shows_the_answers_beside_what_was_published() {
         ("diskspd-256k", DISKSPD),
     ] {
         let link = format!("| [{name}](examples/published/{name}.toml) |");
-        let row = manual.lines().find(|line| line.starts_with(&link)).unwrap_or_else(|| panic!("{link}"));
+        let row =
+            manual.lines().find(|line| line.starts_with(&link)).unwrap_or_else(|| panic!("{link}"));
         let answer = plan_of(text).answer;
         assert!(row.ends_with(&format!("| {answer} |")), "{answer}: {row}");
     }

@@ -132,12 +132,16 @@ impl fmt::Display for Millis {
 
 /// A size in words, in powers of ten, by which drives are known.
 pub fn decimal(bytes: u64) -> String {
-    for (suffix, unit) in [("TB", 1_000_000_000_000_u64), ("GB", 1_000_000_000), ("MB", 1_000_000)] {
+    for (suffix, unit) in [("TB", 1_000_000_000_000_u64), ("GB", 1_000_000_000), ("MB", 1_000_000)]
+    {
         if bytes >= unit {
             let value = bytes as f64 / unit as f64;
             let text = if value < 100.0 { format!("{value:.2}") } else { format!("{value:.0}") };
-            let text =
-                if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+            let text = if text.contains('.') {
+                text.trim_end_matches('0').trim_end_matches('.')
+            } else {
+                &text
+            };
             return format!("{text} {suffix}");
         }
     }
@@ -212,8 +216,8 @@ impl FromToml for Bytes {
     const EXPECTED: &'static str = "a size such as \"1.92TB\" or \"400GiB\", or a number of bytes";
 
     fn text(text: &str) -> Result<Bytes, String> {
-        let bytes =
-            bytes_of(text).ok_or_else(|| format!("{text:?} is not a size: write it as 8TB or 400GiB"))?;
+        let bytes = bytes_of(text)
+            .ok_or_else(|| format!("{text:?} is not a size: write it as 8TB or 400GiB"))?;
         Bytes::number(bytes)
     }
 
@@ -281,7 +285,9 @@ struct FromTomlVisitor<T>(std::marker::PhantomData<T>);
 
 impl<T: FromToml> FromTomlVisitor<T> {
     fn outcome<E: Error>(&self, outcome: Result<T, String>, found: Unexpected<'_>) -> Result<T, E> {
-        outcome.map_err(|why| if why.is_empty() { E::invalid_value(found, self) } else { E::custom(why) })
+        outcome.map_err(
+            |why| if why.is_empty() { E::invalid_value(found, self) } else { E::custom(why) },
+        )
     }
 }
 
@@ -336,7 +342,8 @@ mod tests {
         ] {
             assert_eq!(Bytes::text(text), Ok(Bytes(bytes)), "{text}");
         }
-        for text in ["", "TB", "8 T", "-1TB", "1e3GB", "8TBB", "infTB", "NaN", "0GB", "99999999TB"] {
+        for text in ["", "TB", "8 T", "-1TB", "1e3GB", "8TBB", "infTB", "NaN", "0GB", "99999999TB"]
+        {
             assert!(Bytes::text(text).is_err(), "{text}");
         }
     }

@@ -158,7 +158,11 @@ mod tests {
     #[test]
     fn every_rule_has_a_name_of_its_own_a_statement_and_a_source() {
         for (index, rule) in ALL.iter().enumerate() {
-            assert!(ALL[..index].iter().all(|other| other.id != rule.id), "{} is there twice", rule.id);
+            assert!(
+                ALL[..index].iter().all(|other| other.id != rule.id),
+                "{} is there twice",
+                rule.id
+            );
             assert!(rule.statement.ends_with('.') && !rule.source.is_empty(), "{}", rule.id);
         }
     }

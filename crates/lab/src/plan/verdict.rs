@@ -6,9 +6,9 @@ use super::evidence::Measured;
 use super::inventory::{Host, Inventory, Kind, State, Store};
 use super::quantity::{Millis, binary};
 use super::rules::{
-    Advice, DB_ALLOC, DB_DEFERRED, DB_FASTER, DB_HDD, DB_ON_SSD_OSDS, FILESTORE_END, HOST_BLOCK, HOST_FIRST,
-    HOST_FLASH, HOST_ONE_COPY, HOST_THROUGH, HOST_TWO_COPIES, JOURNAL, KEY, OSD_CACHE, OSD_CACHE_COPIES,
-    OSD_CACHE_CUTOFF, OSDS_PER_NODE,
+    Advice, DB_ALLOC, DB_DEFERRED, DB_FASTER, DB_HDD, DB_ON_SSD_OSDS, FILESTORE_END, HOST_BLOCK,
+    HOST_FIRST, HOST_FLASH, HOST_ONE_COPY, HOST_THROUGH, HOST_TWO_COPIES, JOURNAL, KEY, OSD_CACHE,
+    OSD_CACHE_COPIES, OSD_CACHE_CUTOFF, OSDS_PER_NODE,
 };
 
 /// Largest write that BlueStore sends through its log on a disk, in bytes.
@@ -67,7 +67,12 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    fn new(placement: Placement, media: Option<Kind>, effect: Effect, advice: Vec<Advice>) -> Verdict {
+    fn new(
+        placement: Placement,
+        media: Option<Kind>,
+        effect: Effect,
+        advice: Vec<Advice>,
+    ) -> Verdict {
         Verdict { placement, media, effect, advice, measured: Vec::new() }
     }
 }
@@ -106,7 +111,8 @@ impl Key {
 /// OSDs, otherwise the SSDs that hold OSDs.
 pub(super) fn media(host: &Host) -> Option<Kind> {
     let data = host.drives.iter().filter(|drive| {
-        drive.state == State::Osd || (drive.product.kind == Some(Kind::Hdd) && drive.state == State::Free)
+        drive.state == State::Osd
+            || (drive.product.kind == Some(Kind::Hdd) && drive.state == State::Free)
     });
     data.filter_map(|drive| drive.product.kind).min()
 }
@@ -174,7 +180,9 @@ pub(super) enum HostCopies {
 pub(super) fn host_copies(inventory: &Inventory) -> HostCopies {
     match inventory.workload.accept_loss.filter(|loss| loss.get() > 0) {
         Some(loss) => HostCopies::One(loss),
-        None if inventory.hosts.iter().filter(|host| host.has_guests()).count() > 1 => HostCopies::Two,
+        None if inventory.hosts.iter().filter(|host| host.has_guests()).count() > 1 => {
+            HostCopies::Two
+        }
         None => HostCopies::None,
     }
 }
@@ -182,13 +190,19 @@ pub(super) fn host_copies(inventory: &Inventory) -> HostCopies {
 fn host(inventory: &Inventory, key: &Key) -> Verdict {
     let verdict = |effect, advice| Verdict::new(Placement::Host, None, effect, advice);
     let Some(reads) = key.read_percent else {
-        return verdict(Effect::NotKnown, vec![Advice::new("it depends on the share of reads", &[KEY])]);
+        return verdict(
+            Effect::NotKnown,
+            vec![Advice::new("it depends on the share of reads", &[KEY])],
+        );
     };
     match key.media.first() {
         Some(Kind::Nvme) => {
-            let text = "do not cache: the OSDs are on NVMe, which is no slower than the cache would be";
-            let osds = "more OSDs may help, up to about four on a node; at queue depth 1 fewer are better";
-            let advice = vec![Advice::new(text, &[HOST_FLASH]), Advice::new(osds, &[OSDS_PER_NODE])];
+            let text =
+                "do not cache: the OSDs are on NVMe, which is no slower than the cache would be";
+            let osds =
+                "more OSDs may help, up to about four on a node; at queue depth 1 fewer are better";
+            let advice =
+                vec![Advice::new(text, &[HOST_FLASH]), Advice::new(osds, &[OSDS_PER_NODE])];
             return verdict(Effect::No, advice);
         }
         Some(Kind::Ssd) => {
@@ -217,9 +231,9 @@ fn host(inventory: &Inventory, key: &Key) -> Verdict {
             verdict(Effect::No, vec![Advice::new(text, &[HOST_THROUGH])])
         }
         HostCopies::None => {
-            let text =
-                "write-through: reads of what was used before never leave the host; writes wait for Ceph";
-            let more = "write-back takes a second hypervisor for a copy of each write, or accept-loss";
+            let text = "write-through: reads of what was used before never leave the host; writes wait for Ceph";
+            let more =
+                "write-back takes a second hypervisor for a copy of each write, or accept-loss";
             let advice = vec![
                 Advice::new(text, &[HOST_FIRST, HOST_THROUGH]),
                 Advice::new(more, &[HOST_TWO_COPIES, HOST_ONE_COPY]),
@@ -232,7 +246,10 @@ fn host(inventory: &Inventory, key: &Key) -> Verdict {
 fn db_wal(inventory: &Inventory, key: &Key, media: Kind) -> Verdict {
     let verdict = |effect, advice| Verdict::new(Placement::DbWal, Some(media), effect, advice);
     if store(inventory) == Store::Filestore {
-        return verdict(Effect::No, vec![Advice::new("FileStore has no database and log", &[JOURNAL])]);
+        return verdict(
+            Effect::No,
+            vec![Advice::new("FileStore has no database and log", &[JOURNAL])],
+        );
     }
     match media {
         Kind::Hdd => db_wal_disks(key, verdict),
@@ -246,7 +263,10 @@ fn db_wal(inventory: &Inventory, key: &Key, media: Kind) -> Verdict {
 
 fn db_wal_disks(key: &Key, verdict: impl Fn(Effect, Vec<Advice>) -> Verdict) -> Verdict {
     let Some(bytes) = key.block_bytes else {
-        return verdict(Effect::NotKnown, vec![Advice::new("it depends on the block size", &[DB_DEFERRED])]);
+        return verdict(
+            Effect::NotKnown,
+            vec![Advice::new("it depends on the block size", &[DB_DEFERRED])],
+        );
     };
     if bytes > DEFERRED_BYTES_MAX {
         let text = format!(
@@ -281,11 +301,13 @@ fn db_wal_ssds(
         let text = "the published gain is one of small writes; at 4 MiB it was 9 %, for reads next to none";
         return verdict(Effect::Little, vec![Advice::new(text, &[DB_ON_SSD_OSDS])]);
     }
-    let depth = key.queue_depth.map_or("the queue depth".to_string(), |depth| format!("depth {depth}"));
+    let depth =
+        key.queue_depth.map_or("the queue depth".to_string(), |depth| format!("depth {depth}"));
     match inventory.cluster.ceph {
         Some(release) if release.has_large_units() => {
-            let text =
-                format!("small writes gain if an NVMe takes the database; how much depends on {depth}");
+            let text = format!(
+                "small writes gain if an NVMe takes the database; how much depends on {depth}"
+            );
             verdict(Effect::WritesOnly, vec![Advice::new(text, &[DB_ON_SSD_OSDS])])
         }
         _ => {
@@ -301,7 +323,8 @@ fn journal(inventory: &Inventory, key: &Key, media: Kind) -> Verdict {
         return verdict(Effect::No, vec![Advice::new("BlueStore has no journal", &[DB_HDD])]);
     }
     if inventory.cluster.ceph.is_some_and(|release| release.major >= 18) {
-        let text = "FileStore is not supported by this release: its OSDs have to become BlueStore's";
+        let text =
+            "FileStore is not supported by this release: its OSDs have to become BlueStore's";
         return verdict(Effect::No, vec![Advice::new(text, &[FILESTORE_END])]);
     }
     match (media, key.read_percent) {
@@ -330,7 +353,10 @@ fn osd_cache(inventory: &Inventory, key: &Key, media: Kind) -> Verdict {
         }
     }
     let Some(bytes) = key.block_bytes else {
-        return verdict(Effect::NotKnown, vec![Advice::new("it depends on the block size", &[OSD_CACHE])]);
+        return verdict(
+            Effect::NotKnown,
+            vec![Advice::new("it depends on the block size", &[OSD_CACHE])],
+        );
     };
     if bytes <= DEFERRED_BYTES_MAX {
         let text = format!(
@@ -340,13 +366,16 @@ fn osd_cache(inventory: &Inventory, key: &Key, media: Kind) -> Verdict {
         return verdict(Effect::Little, vec![Advice::new(text, &[DB_DEFERRED, HOST_FIRST])]);
     }
     if inventory.cluster.replicas.is_some_and(|replicas| replicas.get() < 2) {
-        let text =
-            "one copy of each object: a write-back cache under the OSD would be the only place of new data";
+        let text = "one copy of each object: a write-back cache under the OSD would be the only place of new data";
         return verdict(Effect::No, vec![Advice::new(text, &[OSD_CACHE_COPIES])]);
     }
-    let text = format!("writes of {} are acknowledged by the SSD and not by the disk", binary(bytes));
+    let text =
+        format!("writes of {} are acknowledged by the SSD and not by the disk", binary(bytes));
     let cutoff = "only with sequential_cutoff=0: with the default of 4 MB it does next to nothing";
-    verdict(Effect::Helps, vec![Advice::new(text, &[OSD_CACHE]), Advice::new(cutoff, &[OSD_CACHE_CUTOFF])])
+    verdict(
+        Effect::Helps,
+        vec![Advice::new(text, &[OSD_CACHE]), Advice::new(cutoff, &[OSD_CACHE_CUTOFF])],
+    )
 }
 
 #[cfg(test)]
@@ -381,22 +410,32 @@ mod tests {
             effects("hdd", "replicas = 3", DISKSPD),
             (vec![NotKnown, Little, No, Helps], Some(Placement::OsdCache))
         );
-        assert_eq!(effects("hdd", "replicas = 1", DISKSPD).0[3], No, "a cache over one copy is refused");
+        assert_eq!(
+            effects("hdd", "replicas = 1", DISKSPD).0[3],
+            No,
+            "a cache over one copy is refused"
+        );
     }
 
     #[test]
     fn the_limit_between_small_and_large_is_64_kib() {
-        let of = |size| effects("hdd", "", &format!("block-size = \"{size}\"\nread-percent = 0")).0[1];
+        let of =
+            |size| effects("hdd", "", &format!("block-size = \"{size}\"\nread-percent = 0")).0[1];
         assert_eq!((of("64KiB"), of("65537")), (Effect::WritesOnly, Effect::Little));
     }
 
     #[test]
     fn a_host_cache_comes_first_when_a_loss_is_accepted_or_most_are_reads() {
-        let with = |more: &str| effects("hdd", "replicas = 3", &format!("block-size = \"4KiB\"\n{more}"));
+        let with =
+            |more: &str| effects("hdd", "replicas = 3", &format!("block-size = \"4KiB\"\n{more}"));
         assert_eq!(with("read-percent = 30\naccept-loss = \"5s\"").1, Some(Placement::Host));
         assert_eq!(with("read-percent = 80").1, Some(Placement::Host));
         let (effects, first) = with("read-percent = 0\naccept-loss = \"0s\"");
-        assert_eq!((effects[0], first), (Effect::No, Some(Placement::DbWal)), "no loss, no reads: nothing");
+        assert_eq!(
+            (effects[0], first),
+            (Effect::No, Some(Placement::DbWal)),
+            "no loss, no reads: nothing"
+        );
     }
 
     #[test]
@@ -405,8 +444,10 @@ mod tests {
             let hosts: Vec<String> = (0..hypervisors)
                 .map(|number| format!("[[host]]\nname = \"hv{number}\"\nrole = \"hypervisor\"\n"))
                 .collect();
-            let text =
-                format!("[workload]\nblock-size = \"4KiB\"\nread-percent = 50\n{loss}\n{}", hosts.concat());
+            let text = format!(
+                "[workload]\nblock-size = \"4KiB\"\nread-percent = 50\n{loss}\n{}",
+                hosts.concat()
+            );
             let inventory = inventory(&text);
             let host = verdicts(&inventory, &Key::of(&inventory)).remove(0);
             (host.effect, host.advice[0].rules.contains(&"host-two-copies"))
@@ -419,7 +460,9 @@ mod tests {
 
     #[test]
     fn the_drives_of_the_cluster_decide_about_a_cache_on_the_host() {
-        let of = |media| effects(media, "", "block-size = \"4KiB\"\nread-percent = 80\naccept-loss = \"5s\"");
+        let of = |media| {
+            effects(media, "", "block-size = \"4KiB\"\nread-percent = 80\naccept-loss = \"5s\"")
+        };
         assert_eq!((of("hdd").0[0], of("hdd").1), (Effect::Helps, Some(Placement::Host)));
         assert_eq!((of("ssd").0[0], of("ssd").1), (Effect::NotKnown, None));
         assert_eq!(of("nvme"), (vec![Effect::No; 4], None));

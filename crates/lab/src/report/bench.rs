@@ -20,7 +20,8 @@ pub(super) fn is_there(page: &Page<'_>) -> bool {
 
 /// One table for each workload of rados bench.
 pub(super) fn section(page: &Page<'_>) -> Markup {
-    let workloads = page.results.suite.workloads.iter().filter(|found| found.tool == Tool::RadosBench);
+    let workloads =
+        page.results.suite.workloads.iter().filter(|found| found.tool == Tool::RadosBench);
     html! {
         p {
             "Bandwidth of each second of a window, of all instances together; mean latency of the window. The longest and the shortest latency are those of "
@@ -92,8 +93,11 @@ fn together(spreads: impl Iterator<Item = Spread> + Clone) -> Spread {
 /// A load in words, with the conditions that differ between the settings of the suite.
 fn load(page: &Page<'_>, setting: &Setting) -> String {
     let ground = &page.results.suite.ground;
-    let mut parts =
-        vec![format!("{} × {} in flight", words::count(setting.clients as usize, "instance"), setting.depth)];
+    let mut parts = vec![format!(
+        "{} × {} in flight",
+        words::count(setting.clients as usize, "instance"),
+        setting.depth
+    )];
     if ground.second_slowed_by.is_some() {
         parts.push(format!("slowed by {}", setting.slowed_by.unwrap_or(ground.slowed_by)));
     }
@@ -147,8 +151,11 @@ mod tests {
         let part = part.split_once("<h2>").expect("another part").0;
         let row = part.split_once("<span>osd-tidepool</span>").expect("its row").1;
         let row = row.split_once("</tr>").expect("its end").0;
-        let cells: Vec<&str> =
-            row.split("<span>").skip(1).filter_map(|cell| Some(cell.split_once("</span>")?.0)).collect();
+        let cells: Vec<&str> = row
+            .split("<span>")
+            .skip(1)
+            .filter_map(|cell| Some(cell.split_once("</span>")?.0))
+            .collect();
         assert_eq!(
             cells,
             [
@@ -163,7 +170,8 @@ mod tests {
             ]
         );
         assert!(part.contains("No run counts."), "of the other workloads nothing was measured");
-        let without = html(&synthetic::which_side(), &verdict(&synthetic::which_side()), &Prices::default());
+        let without =
+            html(&synthetic::which_side(), &verdict(&synthetic::which_side()), &Prices::default());
         assert!(!without.contains("What rados bench tells"));
     }
 
@@ -183,8 +191,10 @@ mod tests {
             found.answer.iter().filter(|text| text.contains("99th percentile")).collect();
         assert!(!told.is_empty() && told.iter().all(|text| text.contains("not known")), "{told:?}");
         let page = page(&results);
-        for part in ["Not known: the load generator tells no percentiles.", "<td class=\"n\">not known</td>"]
-        {
+        for part in [
+            "Not known: the load generator tells no percentiles.",
+            "<td class=\"n\">not known</td>",
+        ] {
             assert!(page.contains(part), "{part}");
         }
         assert!(!page.contains("NaN"));

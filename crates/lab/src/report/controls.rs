@@ -12,7 +12,8 @@ use crate::words;
 
 /// The row of a placement with its bound.
 fn bound(bounded: &Bounded) -> Vec<Markup> {
-    let (class, finding) = if bounded.rig_fault { ("no", "fault of the rig") } else { ("dim", "–") };
+    let (class, finding) =
+        if bounded.rig_fault { ("no", "fault of the rig") } else { ("dim", "–") };
     vec![
         html! { (bounded.placement) },
         html! { (bounded.bound) },

@@ -64,7 +64,8 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
 
 /// The marker of each placement.
 fn keys(page: &Page<'_>) -> Markup {
-    let measured = |placement: &&&str| page.results.runs.iter().any(|run| run.cell.placement == ***placement);
+    let measured =
+        |placement: &&&str| page.results.runs.iter().any(|run| run.cell.placement == ***placement);
     html! {
         ul.keys {
             @for placement in page.placements.iter().filter(measured) {
@@ -132,7 +133,10 @@ fn curves<'a>(page: &'a Page<'_>, settings: &[&'a Setting]) -> Vec<Curve<'a>> {
 
 /// Any point has this figure. Not every load generator reports percentiles.
 fn tells(curves: &[Curve<'_>], metric: Metric) -> bool {
-    curves.iter().flat_map(|curve| &curve.points).any(|point| metric.drawn(&point.summary).is_some())
+    curves
+        .iter()
+        .flat_map(|curve| &curve.points)
+        .any(|point| metric.drawn(&point.summary).is_some())
 }
 
 /// Where each placement is saturated, in words.
@@ -143,7 +147,9 @@ fn saturations(curves: &[Curve<'_>]) -> Markup {
             Saturation::OnePoint => ("one point measured".into(), last),
             Saturation::NotReached => ("not reached".into(), last),
             Saturation::At(index) => (loads(&[curve.points[index].setting]), Some(index)),
-            Saturation::Limited(_) => ("not known: the client or the machine was the limit".into(), last),
+            Saturation::Limited(_) => {
+                ("not known: the client or the machine was the limit".into(), last)
+            }
         }
     };
     let row = |curve: &Curve<'_>| {
@@ -204,7 +210,8 @@ impl Metric {
 
 /// Charts of latency over requests per second.
 fn plane(curves: &[Curve<'_>], metric: Metric, large: bool) -> Markup {
-    let draw = |width: f64| plane_of(curves, metric, width, if width > 500.0 { 330.0 } else { 280.0 });
+    let draw =
+        |width: f64| plane_of(curves, metric, width, if width > 500.0 { 330.0 } else { 280.0 });
     html! {
         figure.wide[large].narrow[!large] {
             @if large { (both(820.0, draw)) } @else { (draw(380.0)) }
@@ -218,8 +225,11 @@ fn plane_of(curves: &[Curve<'_>], metric: Metric, width: f64, height: f64) -> Ma
     let runs = || points().flat_map(|point| point.runs.iter().copied());
     let x = Scale::logarithmic(runs().filter_map(|run| Metric::Iops.of(run)), left, right);
     let latencies = runs().filter_map(|run| metric.of(run)).map(|us| us / 1e3);
-    let y =
-        Scale::logarithmic(latencies.chain(points().filter_map(|p| metric.drawn(&p.summary))), bottom, top);
+    let y = Scale::logarithmic(
+        latencies.chain(points().filter_map(|p| metric.drawn(&p.summary))),
+        bottom,
+        top,
+    );
     html! {
         svg viewBox={ "0 0 " (px(width)) " " (px(height)) } role="img" aria-label={ (metric.axis()) " over requests per second" } {
             (y_axis(&y, left, right, metric.axis()))
@@ -264,7 +274,8 @@ fn ring(curve: &Curve<'_>, point: &Point<'_>, metric: Metric, x: &Scale, y: &Sca
 fn mark(curve: &Curve<'_>, point: &Point<'_>, metric: Metric, x: &Scale, y: &Scale) -> Markup {
     let iops = point.summary.iops;
     let place = place(point, metric, x, y);
-    let interval = iops.and_then(|iops| iops.interval).and_then(|(low, high)| x.at(low).zip(x.at(high)));
+    let interval =
+        iops.and_then(|iops| iops.interval).and_then(|(low, high)| x.at(low).zip(x.at(high)));
     html! {
         @if let Some((x, y)) = place {
             g {
@@ -313,7 +324,8 @@ fn dots(curves: &[Curve<'_>], metric: Metric) -> Markup {
     let scaled = |us: f64| if metric == Metric::Iops { us } else { us / 1e3 };
     let row = |curve: &Curve<'_>| {
         let point = curve.points.first()?;
-        let estimate = if metric == Metric::Iops { point.summary.iops } else { point.summary.mean_us };
+        let estimate =
+            if metric == Metric::Iops { point.summary.iops } else { point.summary.mean_us };
         let stroke = if metric == Metric::Iops { None } else { Metric::P99.drawn(&point.summary) };
         let mean = value(&point.summary, metric);
         Some(Row {
@@ -326,7 +338,9 @@ fn dots(curves: &[Curve<'_>], metric: Metric) -> Markup {
             look: curve.look,
             dots: point.runs.iter().filter_map(|run| metric.of(run)).map(scaled).collect(),
             center: metric.drawn(&point.summary),
-            interval: estimate.and_then(|e| e.interval).map(|(low, high)| (scaled(low), scaled(high))),
+            interval: estimate
+                .and_then(|e| e.interval)
+                .map(|(low, high)| (scaled(low), scaled(high))),
             stroke,
             bound: if metric == Metric::Iops { bound(&point.summary) } else { Bound::Exact },
         })

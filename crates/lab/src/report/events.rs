@@ -78,7 +78,8 @@ fn look(page: &Page<'_>, run: &EventRun) -> Look {
 
 /// The name in the first column of a row.
 fn name(page: &Page<'_>, run: &EventRun) -> String {
-    let repeat = if page.results.suite.repeats > 1 { format!(" ({})", run.repeat) } else { String::new() };
+    let repeat =
+        if page.results.suite.repeats > 1 { format!(" ({})", run.repeat) } else { String::new() };
     format!("{}{repeat}", run.cell.placement)
 }
 
@@ -120,7 +121,8 @@ fn deaths(page: &Page<'_>, events: &[&Event]) -> Markup {
             },
         ]
     };
-    let rows: Vec<Vec<Markup>> = events.iter().flat_map(|event| runs(page, event)).map(row).collect();
+    let rows: Vec<Vec<Markup>> =
+        events.iter().flat_map(|event| runs(page, event)).map(row).collect();
     html! {
         (stack(&columns, &rows))
         p { small {
@@ -158,7 +160,8 @@ fn tails(page: &Page<'_>, events: &[&Event]) -> Markup {
             lost(run),
         ]
     };
-    let rows: Vec<Vec<Markup>> = events.iter().flat_map(|event| runs(page, event)).map(row).collect();
+    let rows: Vec<Vec<Markup>> =
+        events.iter().flat_map(|event| runs(page, event)).map(row).collect();
     html! { (stack(&columns, &rows)) }
 }
 
@@ -256,7 +259,8 @@ fn charts(page: &Page<'_>, event: &Event) -> Markup {
     if runs.is_empty() {
         return html! {};
     }
-    let (median, longest) = (|window: &EventWindow| window.p50_us, |window: &EventWindow| window.longest_us);
+    let (median, longest) =
+        (|window: &EventWindow| window.p50_us, |window: &EventWindow| window.longest_us);
     html! {
         h3 { (event.name) ": latency over time" }
         ul.keys {
@@ -387,7 +391,8 @@ mod tests {
         assert!(!page.contains("<h2>Response curves</h2>"), "nothing was measured");
         let lost = cells(&page, "A device dies", "host-tidepool");
         assert!(
-            lost.iter().any(|cell| cell.contains("120 of 1,000acknowledged 4.0 s before to 1.0 s after")),
+            lost.iter()
+                .any(|cell| cell.contains("120 of 1,000acknowledged 4.0 s before to 1.0 s after")),
             "{lost:?}"
         );
         assert!(lost.iter().any(|cell| cell == "it stayed clean"), "{lost:?}");
@@ -395,7 +400,8 @@ mod tests {
         let safe = cells(&page, "A device dies", "bluestore-dbwal");
         assert!(safe.iter().any(|cell| cell == "0 of 1,000"), "{safe:?}");
         assert!(
-            safe.iter().any(|cell| cell == "1 of 3") && safe.iter().any(|cell| cell == "after 42 s"),
+            safe.iter().any(|cell| cell == "1 of 3")
+                && safe.iter().any(|cell| cell == "after 42 s"),
             "{safe:?}"
         );
         assert!(safe.iter().any(|cell| cell == "12.0 s"), "{safe:?}");
@@ -403,7 +409,10 @@ mod tests {
         assert!(again.iter().any(|cell| cell == "0 of 1,00083 overwritten since"), "{again:?}");
         assert!(page.contains("nothing can be said of what they had"));
         let unknown = cells(&page, "A device dies", "osd-tidepool");
-        assert!(unknown.iter().any(|cell| cell.starts_with("not knownan image could not")), "{unknown:?}");
+        assert!(
+            unknown.iter().any(|cell| cell.starts_with("not knownan image could not")),
+            "{unknown:?}"
+        );
         let tail = cells(&page, "Ceph recovers or scrubs", "host-tidepool");
         assert!(tail.iter().any(|cell| cell == "12 s after it came back"), "{tail:?}");
         assert!(tail.iter().any(|cell| cell == "9.0 ms, 20.0 ms, 9.0 ms"), "{tail:?}");

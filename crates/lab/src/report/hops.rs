@@ -26,8 +26,10 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
         .map(|placement| (*placement, combined(&reference_runs(page.results, placement, deciding))))
         .filter(|(_, found)| *found != Breakdown::default())
         .collect();
-    let reads = all.iter().filter_map(|(name, found)| Some((*name, found.reads.as_ref()?))).collect();
-    let writes = all.iter().filter_map(|(name, found)| Some((*name, found.writes.as_ref()?))).collect();
+    let reads =
+        all.iter().filter_map(|(name, found)| Some((*name, found.reads.as_ref()?))).collect();
+    let writes =
+        all.iter().filter_map(|(name, found)| Some((*name, found.writes.as_ref()?))).collect();
     let sides: [(Side, Vec<(&str, &Hops)>); 2] = [(Side::Read, reads), (Side::Write, writes)];
     html! {
         p {
@@ -57,7 +59,8 @@ fn fill(part: Part) -> String {
 
 fn keys(sides: &[(Side, Vec<(&str, &Hops)>)]) -> Markup {
     let shown = |part: &&Part| {
-        let mut all = sides.iter().flat_map(|(_, rows)| rows.iter().flat_map(|(_, hops)| &hops.parts));
+        let mut all =
+            sides.iter().flat_map(|(_, rows)| rows.iter().flat_map(|(_, hops)| &hops.parts));
         all.any(|share| share.part == **part)
     };
     html! {
@@ -126,7 +129,8 @@ fn short(part: Part) -> &'static str {
 
 fn table(sides: &[(Side, Vec<(&str, &Hops)>)]) -> Markup {
     let parts = |hops: &Hops| -> String {
-        let of = |share: &Share| format!("{} {}", share.part.title(), words::latency(share.mean_us));
+        let of =
+            |share: &Share| format!("{} {}", share.part.title(), words::latency(share.mean_us));
         hops.parts.iter().map(of).collect::<Vec<String>>().join(" · ")
     };
     html! {

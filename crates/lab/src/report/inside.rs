@@ -22,7 +22,10 @@ impl Spent {
         let us = |name: &str| counted.values().find_map(|counters| counters.get(name)?.as_f64());
         let all_us = us("cpu_us").filter(|all_us| *all_us > 0.0)?;
         let percent = |name: &str| Some(us(name)? / all_us * 100.0);
-        Some(Spent { busy_percent: percent("cpu_busy_us")?, iowait_percent: percent("cpu_iowait_us")? })
+        Some(Spent {
+            busy_percent: percent("cpu_busy_us")?,
+            iowait_percent: percent("cpu_iowait_us")?,
+        })
     }
 
     /// The mean over several runs. None if there are none.
@@ -101,7 +104,8 @@ mod tests {
         let other = Spent { busy_percent: 75.0, iowait_percent: 12.5 };
         let mean = Spent::mean(&[spent, other]).expect("two");
         assert_eq!(mean, Spent { busy_percent: 50.0, iowait_percent: 37.5 });
-        run.counted.placement = json!({ "guest": { "cpu_us": 0, "cpu_busy_us": 0, "cpu_iowait_us": 0 } });
+        run.counted.placement =
+            json!({ "guest": { "cpu_us": 0, "cpu_busy_us": 0, "cpu_iowait_us": 0 } });
         assert_eq!((Spent::of(&run), Spent::mean(&[])), (None, None));
     }
 }

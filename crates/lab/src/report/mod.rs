@@ -191,8 +191,10 @@ fn unbroken(sentence: &str) -> String {
 
 /// What the markers stand for.
 fn legend(page: &Page<'_>) -> Markup {
-    let measured =
-        page.placements.iter().filter_map(|name| Some((*name, verdict::durability(page.results, name)?)));
+    let measured = page
+        .placements
+        .iter()
+        .filter_map(|name| Some((*name, verdict::durability(page.results, name)?)));
     let not_run = |name: &str| page.results.not_run.iter().any(|not_run| not_run.placement == name);
     html! {
         ul.legend {

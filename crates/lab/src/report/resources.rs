@@ -48,7 +48,8 @@ fn table(page: &Page<'_>, workload: &Workload) -> Option<Markup> {
         found.map(|(placement, means)| (setting.clone(), placement, means)).collect::<Vec<_>>()
     };
     let rows: Vec<(Setting, &str, Means)> = settings.iter().flat_map(row).collect();
-    let nodes: BTreeSet<&String> = rows.iter().flat_map(|(.., means)| means.network.keys()).collect();
+    let nodes: BTreeSet<&String> =
+        rows.iter().flat_map(|(.., means)| means.network.keys()).collect();
     (!rows.is_empty()).then(|| {
         html! {
             details {
@@ -79,7 +80,8 @@ fn table(page: &Page<'_>, workload: &Workload) -> Option<Markup> {
 }
 
 fn parts(parts: Option<Parts>) -> Markup {
-    let shown = |of: fn(Parts) -> f64| parts.map_or_else(|| "–".into(), |parts| words::number(of(parts)));
+    let shown =
+        |of: fn(Parts) -> f64| parts.map_or_else(|| "–".into(), |parts| words::number(of(parts)));
     html! {
         td.n { (shown(|parts| parts.total_percent)) } td.n { (shown(|parts| parts.mon_percent)) } td.n { (shown(|parts| parts.osd_percent)) }
     }

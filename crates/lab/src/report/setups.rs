@@ -24,9 +24,12 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     ];
     let row = |setup: &Setup| {
         let workload = setup.workload.as_ref().unwrap_or(&suite.deciding);
-        let runs = setup.placement.as_ref().map(|name| counted(page, name, workload)).unwrap_or_default();
-        let access =
-            suite.workload(workload).map(|workload| workload.access).filter(|access| !access.is_librbd());
+        let runs =
+            setup.placement.as_ref().map(|name| counted(page, name, workload)).unwrap_or_default();
+        let access = suite
+            .workload(workload)
+            .map(|workload| workload.access)
+            .filter(|access| !access.is_librbd());
         let stands = setup.placement.as_ref().map_or_else(
             || "–".into(),
             |name| match access {
@@ -63,8 +66,12 @@ fn counted<'a>(page: &Page<'a>, placement: &str, workload: &str) -> Vec<&'a Run>
 fn rate(page: &Page<'_>, runs: &[&Run], side: fn(&Run) -> Option<Figures>) -> String {
     let suite = &page.results.suite;
     let block_bytes = suite.workload(&suite.deciding).map_or(0, |workload| workload.block_bytes);
-    let logs: Vec<f64> =
-        runs.iter().filter_map(|run| side(run)).filter(|of| of.iops > 0.0).map(|of| of.iops.ln()).collect();
+    let logs: Vec<f64> = runs
+        .iter()
+        .filter_map(|run| side(run))
+        .filter(|of| of.iops > 0.0)
+        .map(|of| of.iops.ln())
+        .collect();
     if logs.is_empty() {
         return "–".into();
     }
@@ -109,7 +116,8 @@ mod tests {
             "a path that drops flushes is none of the placement's"
         );
         let of = |part: &str| {
-            let tested = found.directions.iter().find(|tested| tested.direction.claim.contains(part));
+            let tested =
+                found.directions.iter().find(|tested| tested.direction.claim.contains(part));
             tested.expect("the claim").clone()
         };
         assert_eq!(of("database and log on the SSD alone").outcome, Outcome::Reproduced);
@@ -122,7 +130,9 @@ mod tests {
             krbd.evidence
         );
         let back = of("Write-back in the host's page cache");
-        assert!(back.outcome == Outcome::Inconclusive && back.evidence.contains("Nothing to compare"));
+        assert!(
+            back.outcome == Outcome::Inconclusive && back.evidence.contains("Nothing to compare")
+        );
         let page = crate::report::html(&results, &found, &Prices::default());
         for setup in &results.suite.setups {
             assert!(page.contains(&setup.name), "{}", setup.name);

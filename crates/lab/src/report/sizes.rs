@@ -17,7 +17,8 @@ fn sizes(page: &Page<'_>) -> Vec<ClusterSize> {
     let results = page.results;
     let ran = results.runs.iter().map(size);
     let not_run = results.not_run_sizes.iter().map(|found| found.size);
-    let all: BTreeSet<(u32, ClusterSize)> = ran.chain(not_run).map(|size| (size.osds(), size)).collect();
+    let all: BTreeSet<(u32, ClusterSize)> =
+        ran.chain(not_run).map(|size| (size.osds(), size)).collect();
     all.into_iter().map(|(_, size)| size).collect()
 }
 
@@ -47,7 +48,11 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
         let runs: Vec<&Run> = results.runs.iter().filter(|run| size(run) == *of).collect();
         let beds: BTreeSet<u32> = runs.iter().map(|run| run.testbed).collect();
         let bad = runs.iter().filter(|run| !objections(run).is_empty()).count();
-        let why = results.not_run_sizes.iter().find(|found| found.size == *of).map(|found| found.why.clone());
+        let why = results
+            .not_run_sizes
+            .iter()
+            .find(|found| found.size == *of)
+            .map(|found| found.why.clone());
         let mut points = page.verdict.standings.sizes.iter().flat_map(|sizes| &sizes.points);
         let point = points.find(|point| point.size == *of);
         let over = point.and_then(|point| point.over_smallest.as_ref());

@@ -48,7 +48,9 @@ fn both_spans(ranking: &Ranking, lasting: &Lasting) -> Markup {
 
 /// The winner's figures against the second best.
 fn tiles(ranking: &Ranking, span: &str) -> Markup {
-    let (Some(first), Some(lead)) = (ranking.places.first(), &ranking.lead) else { return html! {} };
+    let (Some(first), Some(lead)) = (ranking.places.first(), &ranking.lead) else {
+        return html! {};
+    };
     let tile = |what: &str, ratio: &Ratio| {
         let value = ratio.ratio.map_or("not known".into(), |found| {
             format!("{}{} ×", ratio.bound.words(), words::factor(found.value))
@@ -82,18 +84,24 @@ fn forest(page: &Page<'_>, ranking: &Ranking) -> Markup {
     let results = page.results;
     let baseline = &results.suite.baseline;
     let ranked = ranking.places.iter().map(|Place { placement, .. }| placement.as_str());
-    let others =
-        page.placements.iter().copied().filter(|name| !ranking.places.iter().any(|p| p.placement == *name));
+    let others = page
+        .placements
+        .iter()
+        .copied()
+        .filter(|name| !ranking.places.iter().any(|p| p.placement == *name));
     let names: Vec<&str> = ranked.chain(others).collect();
     let row = |name: &&str| {
-        let ratio = (*name != baseline.as_str())
-            .then(|| stats::paired(results, name, baseline, &ranking.settings, stats::Metric::Iops));
+        let ratio = (*name != baseline.as_str()).then(|| {
+            stats::paired(results, name, baseline, &ranking.settings, stats::Metric::Iops)
+        });
         let (value, found, bound) = match &ratio {
             None => ("1 (the baseline)".to_string(), None, stats::Bound::Exact),
             Some(ratio) => (ratio.to_string(), Some(ratio.ratio?), ratio.bound),
         };
-        let ranks = |ranking: &&Ranking| ranking.places.iter().any(|place| place.placement == *name);
-        let class = page.verdict.standings.rankings.iter().find(ranks).map(|ranking| ranking.durability);
+        let ranks =
+            |ranking: &&Ranking| ranking.places.iter().any(|place| place.placement == *name);
+        let class =
+            page.verdict.standings.rankings.iter().find(ranks).map(|ranking| ranking.durability);
         Some(Row {
             label: match class {
                 Some(class) if class == ranking.durability => name.to_string(),
@@ -141,7 +149,11 @@ fn figures(results: &Results, placement: &str) -> [Markup; 3] {
         let iops = |setting| stats::summary(&stats::runs(results, placement, setting)).iops;
         let logs: Vec<f64> = settings.iter().filter_map(iops).map(|iops| iops.value.ln()).collect();
         let mean = (!logs.is_empty()).then(|| (logs.iter().sum::<f64>() / logs.len() as f64).exp());
-        return [html! { (mean.map_or("–".into(), words::number)) }, html! { "1" }, html! { "the baseline" }];
+        return [
+            html! { (mean.map_or("–".into(), words::number)) },
+            html! { "1" },
+            html! { "the baseline" },
+        ];
     }
     let ratio = stats::paired(results, placement, baseline, &settings, Metric::Iops);
     [
@@ -156,7 +168,8 @@ fn sustained(page: &Page<'_>) -> Markup {
         return html! { p.dim { "The results lack the five windows that show whether a run lasts." } };
     };
     let row = |placement: &&str| {
-        let (lasting, all) = (deciding(&results, placement).len(), deciding(page.results, placement).len());
+        let (lasting, all) =
+            (deciding(&results, placement).len(), deciding(page.results, placement).len());
         let figures = if lasting > 0 {
             figures(&results, placement)
         } else {

@@ -50,7 +50,13 @@ mod tests {
     fn every_cell_brings_the_title_of_its_column() {
         let columns = [("placement", Kind::Name), ("SSDs", Kind::Number)];
         let table = stack(&columns, &[vec![html! { "a" }, html! { (1) }]]).into_string();
-        assert!(table.contains("<td class=\"name\" data-title=\"placement\"><span>a</span></td>"), "{table}");
-        assert!(table.contains("<td class=\"n\" data-title=\"SSDs\"><span>1</span></td>"), "{table}");
+        assert!(
+            table.contains("<td class=\"name\" data-title=\"placement\"><span>a</span></td>"),
+            "{table}"
+        );
+        assert!(
+            table.contains("<td class=\"n\" data-title=\"SSDs\"><span>1</span></td>"),
+            "{table}"
+        );
     }
 }

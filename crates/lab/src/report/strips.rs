@@ -46,11 +46,14 @@ fn class(name: &str) -> Option<Class> {
 
 fn strips(runs: &[(&str, &Run)]) -> Vec<Strip> {
     let samples = || runs.iter().flat_map(|(_, run)| &run.samples);
-    let seen: BTreeSet<Class> = samples().flat_map(|sample| sample.classes.keys().copied()).collect();
+    let seen: BTreeSet<Class> =
+        samples().flat_map(|sample| sample.classes.keys().copied()).collect();
     let classes = CLASSES.iter().filter(|(class, _)| seen.contains(class));
     let classes: Vec<String> = classes.map(|(_, title)| title.to_string()).collect();
-    let network: BTreeSet<String> = samples().flat_map(|sample| sample.network.keys().cloned()).collect();
-    let devices: BTreeSet<String> = samples().flat_map(|sample| sample.devices.keys().cloned()).collect();
+    let network: BTreeSet<String> =
+        samples().flat_map(|sample| sample.network.keys().cloned()).collect();
+    let devices: BTreeSet<String> =
+        samples().flat_map(|sample| sample.devices.keys().cloned()).collect();
     vec![
         Strip {
             title: "processor time, % of one processor",
@@ -88,7 +91,9 @@ fn strips(runs: &[(&str, &Run)]) -> Vec<Strip> {
         Strip {
             title: "machine, % of all processors",
             names: vec!["busy".into(), "waiting for a disk (iowait)".into()],
-            value: |sample, _, name| if name == "busy" { sample.busy_percent } else { sample.iowait_percent },
+            value: |sample, _, name| {
+                if name == "busy" { sample.busy_percent } else { sample.iowait_percent }
+            },
         },
     ]
 }
@@ -134,7 +139,8 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
 /// The legend of the lines.
 fn keys(strips: &[Strip]) -> Markup {
     // The strips of processor and memory have the same lines, so one legend stands for both.
-    let shown = strips.iter().enumerate().filter(|(index, strip)| *index != 1 && !strip.names.is_empty());
+    let shown =
+        strips.iter().enumerate().filter(|(index, strip)| *index != 1 && !strip.names.is_empty());
     html! {
         @for (_, strip) in shown {
             ul.keys {
@@ -148,7 +154,8 @@ fn keys(strips: &[Strip]) -> Markup {
 }
 
 fn card(strips: &[Strip], all: &[(&str, &Run)], placement: &str, run: &Run) -> Markup {
-    let seconds = all.iter().filter_map(|(_, run)| run.samples.last()).map(|s| s.at_ms as f64 / 1e3);
+    let seconds =
+        all.iter().filter_map(|(_, run)| run.samples.last()).map(|s| s.at_ms as f64 / 1e3);
     let x = Scale::linear(seconds.fold(1.0, f64::max), 44.0, WIDTH - 14.0);
     let height = strips.len() as f64 * HEIGHT;
     html! {
@@ -164,7 +171,8 @@ fn card(strips: &[Strip], all: &[(&str, &Run)], placement: &str, run: &Run) -> M
 /// The samples of a run, each with its length in seconds.
 fn timed(run: &Run) -> impl Iterator<Item = (&Sample, f64)> {
     let begins = std::iter::once(0).chain(run.samples.iter().map(|sample| sample.at_ms));
-    let timed = |(sample, begin): (&'_ Sample, u64)| sample.at_ms.saturating_sub(begin).max(1) as f64 / 1e3;
+    let timed =
+        |(sample, begin): (&'_ Sample, u64)| sample.at_ms.saturating_sub(begin).max(1) as f64 / 1e3;
     run.samples.iter().zip(begins).map(move |both| (both.0, timed(both)))
 }
 
@@ -177,7 +185,8 @@ fn strip(strip: &Strip, all: &[(&str, &Run)], run: &Run, x: &Scale, top: f64) ->
     let y = Scale::linear(most, top + HEIGHT - 8.0, top + 18.0);
     let line = |name: &String| -> String {
         let place = |(sample, seconds): (&Sample, f64)| {
-            let place = x.at(sample.at_ms as f64 / 1e3).zip(y.at((strip.value)(sample, seconds, name)))?;
+            let place =
+                x.at(sample.at_ms as f64 / 1e3).zip(y.at((strip.value)(sample, seconds, name)))?;
             Some(format!("{},{}", px(place.0), px(place.1)))
         };
         timed(run).filter_map(place).collect::<Vec<String>>().join(" ")

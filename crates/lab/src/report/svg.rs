@@ -57,7 +57,8 @@ impl Scale {
     pub fn logarithmic(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Scale {
         let good = values.filter(|value| value.is_finite() && *value > 0.0);
         let (low, high) = good.fold((f64::MAX, 0.0f64), |(low, high), v| (low.min(v), high.max(v)));
-        let (low, high) = if high > 0.0 { (low / 1.2, (high * 1.2).min(f64::MAX)) } else { (0.5, 2.0) };
+        let (low, high) =
+            if high > 0.0 { (low / 1.2, (high * 1.2).min(f64::MAX)) } else { (0.5, 2.0) };
         Scale { low, high, logarithmic: true, from, to }
     }
 
@@ -79,11 +80,16 @@ impl Scale {
     pub fn ticks(&self) -> Vec<f64> {
         if !self.logarithmic {
             let step = round_step(self.high / 4.0);
-            return (0..=5).map(|n| f64::from(n) * step).filter(|v| *v <= self.high * 1.001).collect();
+            return (0..=5)
+                .map(|n| f64::from(n) * step)
+                .filter(|v| *v <= self.high * 1.001)
+                .collect();
         }
         let decades = (self.low.log10().floor() as i32)..=(self.high.log10().ceil() as i32);
         let of = |steps: &[f64]| -> Vec<f64> {
-            let all = decades.clone().flat_map(|decade| steps.iter().map(move |s| s * 10f64.powi(decade)));
+            let all = decades
+                .clone()
+                .flat_map(|decade| steps.iter().map(move |s| s * 10f64.powi(decade)));
             all.filter(|value| (self.low..=self.high).contains(value)).collect()
         };
         let choices = [
@@ -93,8 +99,9 @@ impl Scale {
         ];
         let gap = if self.to > self.from { TICK_WIDTH } else { TICK_HEIGHT };
         let place = |value: &f64| self.at(*value).unwrap_or(self.from);
-        let fits =
-            |ticks: &Vec<f64>| ticks.windows(2).all(|two| (place(&two[1]) - place(&two[0])).abs() >= gap);
+        let fits = |ticks: &Vec<f64>| {
+            ticks.windows(2).all(|two| (place(&two[1]) - place(&two[0])).abs() >= gap)
+        };
         choices.iter().map(|steps| of(steps)).find(fits).unwrap_or_else(|| of(&[1.0]))
     }
 }
@@ -102,7 +109,11 @@ impl Scale {
 /// The least of 1, 2, 5, 10, 20… (and of 0.5, 0.2, 0.1…) that is not below `least`.
 fn round_step(least: f64) -> f64 {
     let decade = 10f64.powf(least.log10().floor());
-    [1.0, 2.0, 5.0, 10.0].map(|step| step * decade).into_iter().find(|s| *s >= least * 0.999).unwrap_or(least)
+    [1.0, 2.0, 5.0, 10.0]
+        .map(|step| step * decade)
+        .into_iter()
+        .find(|s| *s >= least * 0.999)
+        .unwrap_or(least)
 }
 
 /// The value of a tick as text.
@@ -176,8 +187,8 @@ impl Look {
         let full = if self.durability > Some(Durability::OneCopy) { " full" } else { "" };
         let class = format!("mark {}{full}", self.colour());
         if self.is_volatile() {
-            let cross =
-                [(-r, -r), (r, r), (-r, r), (r, -r)].map(|(dx, dy)| format!("{},{}", px(x + dx), px(y + dy)));
+            let cross = [(-r, -r), (r, r), (-r, r), (r, -r)]
+                .map(|(dx, dy)| format!("{},{}", px(x + dx), px(y + dy)));
             let [a, b, c, d] = cross;
             return html! { path class=(class) d={ "M" (a) "L" (b) "M" (c) "L" (d) } {} };
         }
@@ -188,8 +199,10 @@ impl Look {
             3 => &[(0.0, -1.3), (1.3, 0.0), (0.0, 1.3), (-1.3, 0.0)],
             _ => &[(0.0, 1.2), (1.1, -0.9), (-1.1, -0.9)],
         };
-        let points: Vec<String> =
-            corners.iter().map(|(dx, dy)| format!("{},{}", px(x + dx * r), px(y + dy * r))).collect();
+        let points: Vec<String> = corners
+            .iter()
+            .map(|(dx, dy)| format!("{},{}", px(x + dx * r), px(y + dy * r)))
+            .collect();
         html! { polygon class=(class) points=(points.join(" ")) {} }
     }
 
@@ -236,7 +249,13 @@ pub(super) struct Row {
 
 /// A chart with a row for each placement: dots of all repeats, their mean and its interval over a
 /// logarithmic axis. `band` is the range around 1 in which ratios make no difference.
-pub(super) fn rows(width: f64, about: &str, axis: &str, rows: &[Row], band: Option<(f64, f64)>) -> Markup {
+pub(super) fn rows(
+    width: f64,
+    about: &str,
+    axis: &str,
+    rows: &[Row],
+    band: Option<(f64, f64)>,
+) -> Markup {
     const HEIGHT: f64 = 36.0;
     let bottom = rows.len() as f64 * HEIGHT + 4.0;
     let values = rows.iter().flat_map(|row| {
@@ -245,7 +264,8 @@ pub(super) fn rows(width: f64, about: &str, axis: &str, rows: &[Row], band: Opti
     });
     // An interval of two repeats may span many decades. It is cut off two decades beyond the
     // centres.
-    let centers: Vec<f64> = rows.iter().flat_map(|row| row.dots.iter().copied().chain(row.center)).collect();
+    let centers: Vec<f64> =
+        rows.iter().flat_map(|row| row.dots.iter().copied().chain(row.center)).collect();
     let least = centers.iter().copied().filter(|v| *v > 0.0).fold(f64::MAX, f64::min) / 100.0;
     let most = centers.iter().copied().filter(|v| v.is_finite()).fold(0.0, f64::max) * 100.0;
     let values = values.filter(|v| (least..=most).contains(v)).chain(band.map(|_| 1.0));
@@ -313,7 +333,10 @@ mod tests {
         assert!(nothing.at(1.0).is_some() && !nothing.ticks().is_empty());
         assert_eq!(Scale::linear(93.0, 0.0, 1.0).ticks(), [0.0, 50.0]);
         assert_eq!(Scale::linear(f64::NAN, 0.0, 1.0).ticks().first(), Some(&0.0));
-        assert_eq!((tick(0.05), tick(20.0), tick(2_000.0)), ("0.05".into(), "20".into(), "2,000".into()));
+        assert_eq!(
+            (tick(0.05), tick(20.0), tick(2_000.0)),
+            ("0.05".into(), "20".into(), "2,000".into())
+        );
     }
 
     #[test]

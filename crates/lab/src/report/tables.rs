@@ -94,19 +94,31 @@ pub(super) fn cells(page: &Page<'_>) -> Markup {
     }
 }
 
-fn cell(page: &Page<'_>, placement: &str, setting: &Setting, (many, factors): (bool, bool)) -> Markup {
+fn cell(
+    page: &Page<'_>,
+    placement: &str,
+    setting: &Setting,
+    (many, factors): (bool, bool),
+) -> Markup {
     let runs = stats::runs(page.results, placement, setting);
     if runs.is_empty() {
         return html! {};
     }
     let summary = stats::summary(&runs);
-    let interval = |estimate: Option<Estimate>| match estimate.and_then(|estimate| estimate.interval) {
-        Some((low, high)) => format!("{}–{}", words::number(low), words::number(high)),
-        None => "–".into(),
-    };
+    let interval =
+        |estimate: Option<Estimate>| match estimate.and_then(|estimate| estimate.interval) {
+            Some((low, high)) => format!("{}–{}", words::number(low), words::number(high)),
+            None => "–".into(),
+        };
     let baseline = &page.results.suite.baseline;
     let ratio = (placement != baseline).then(|| {
-        stats::paired(page.results, placement, baseline, std::slice::from_ref(setting), Metric::Iops)
+        stats::paired(
+            page.results,
+            placement,
+            baseline,
+            std::slice::from_ref(setting),
+            Metric::Iops,
+        )
     });
     html! {
         tr {
@@ -226,7 +238,9 @@ fn drain_means(page: &Page<'_>, runs: &[&Run]) -> Markup {
     let mut keys: Vec<(&str, &str)> = keys.into_iter().collect();
     keys.sort_by_key(|(placement, workload)| (at(placement), *workload));
     let longest = |placement: &str, workload: &str| {
-        let of = runs.iter().filter(|run| run.cell.placement == placement && run.cell.workload == workload);
+        let of = runs
+            .iter()
+            .filter(|run| run.cell.placement == placement && run.cell.workload == workload);
         of.filter_map(|run| run.drained).max_by(|one, two| one.seconds.total_cmp(&two.seconds))
     };
     html! {
@@ -272,7 +286,10 @@ pub(super) fn left_out(page: &Page<'_>) -> Markup {
 }
 
 /// Runs, each with a reason.
-pub(super) fn reasons<'a>(columns: &[&str; 5], rows: impl Iterator<Item = (&'a Run, String)>) -> Markup {
+pub(super) fn reasons<'a>(
+    columns: &[&str; 5],
+    rows: impl Iterator<Item = (&'a Run, String)>,
+) -> Markup {
     html! {
         div.scroll.low { table {
             thead { tr { @for (index, column) in columns.iter().enumerate() { th.n[index == 2 || index == 3] { (column) } } } }

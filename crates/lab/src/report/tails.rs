@@ -29,7 +29,8 @@ fn tail<'a>(page: &Page<'_>, placement: &'a str) -> Option<Tail<'a>> {
     let summary = stats::summary(&runs);
     summary.p50_us?;
     let requests = |runs: &[&Run]| -> Option<u64> {
-        merged(runs).map(|found| found.iter().fold(0u64, |sum, (_, count)| sum.saturating_add(*count)))
+        merged(runs)
+            .map(|found| found.iter().fold(0u64, |sum, (_, count)| sum.saturating_add(*count)))
     };
     let hop = combined(&runs).bottleneck().map(|hop| hop.to_string());
     let limits = hop.into_iter().chain(summary.lower_bound.clone()).collect();
@@ -42,10 +43,13 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     let Some(setting) = reference(page.results, deciding) else {
         return html! { p.dim { "Nothing was measured." } };
     };
-    let tails: Vec<Tail<'_>> = page.placements.iter().filter_map(|placement| tail(page, placement)).collect();
+    let tails: Vec<Tail<'_>> =
+        page.placements.iter().filter_map(|placement| tail(page, placement)).collect();
     if tails.is_empty() {
-        let counts =
-            page.placements.iter().any(|name| !reference_runs(page.results, name, deciding).is_empty());
+        let counts = page
+            .placements
+            .iter()
+            .any(|name| !reference_runs(page.results, name, deciding).is_empty());
         return html! {
             p.dim { @if counts { "Not known: the load generator tells no percentiles." } @else { "No run counts." } }
         };
@@ -98,7 +102,8 @@ fn cells(tail: &Tail<'_>) -> Vec<Markup> {
     let spread = p99_us.zip(p50_us).map(|(p99, p50)| format!("{} ×", words::factor(p99 / p50)));
     let limits = if tail.limits.is_empty() { "no counters".into() } else { tail.limits.join("; ") };
     let texts = [latency(p50_us), latency(p99_us), latency(p999_us), spread.unwrap_or("–".into())];
-    let all = [tail.placement.to_string()].into_iter().chain(texts).chain([beyond(tail.beyond), limits]);
+    let all =
+        [tail.placement.to_string()].into_iter().chain(texts).chain([beyond(tail.beyond), limits]);
     all.map(|text| html! { (text) }).collect()
 }
 

@@ -39,7 +39,11 @@ fn a_report_is_well_formed_needs_nothing_else_and_is_the_same_every_time() {
     assert_eq!(page, report(&results));
     for part in ["http", "src=", "<script", "@import", "url(", "NaN", "inf"] {
         let found = page.replace("information", "").find(part);
-        assert!(found.is_none(), "{part}: {:?}", found.map(|at| &page[at.saturating_sub(60)..at + 60]));
+        assert!(
+            found.is_none(),
+            "{part}: {:?}",
+            found.map(|at| &page[at.saturating_sub(60)..at + 60])
+        );
     }
     for part in [
         "Emulated devices, slowed by 4 and, where it decides, by 8: relative order only.",
@@ -63,7 +67,8 @@ fn a_report_is_well_formed_needs_nothing_else_and_is_the_same_every_time() {
 #[test]
 fn no_text_of_a_document_becomes_an_element() {
     let nasty = "<script>alert('\"&')</script>";
-    let mut results = synthetic::results(&[(nasty, &[100.0, 110.0]), ("bluestore-colocated", &[50.0, 51.0])]);
+    let mut results =
+        synthetic::results(&[(nasty, &[100.0, 110.0]), ("bluestore-colocated", &[50.0, 51.0])]);
     let text = || nasty.to_string();
     results.suite.placements.push(text());
     (results.suite.question, results.command, results.begun) = (text(), text(), text());
@@ -90,8 +95,11 @@ fn no_text_of_a_document_becomes_an_element() {
 #[test]
 fn results_that_say_little_still_make_a_report() {
     elements(&report(&synthetic::empty()));
-    let mut results =
-        synthetic::results(&[("a", &[f64::NAN, 0.0]), ("b", &[f64::INFINITY]), ("c", &[1e-300, 1e300])]);
+    let mut results = synthetic::results(&[
+        ("a", &[f64::NAN, 0.0]),
+        ("b", &[f64::INFINITY]),
+        ("c", &[1e-300, 1e300]),
+    ]);
     for run in &mut results.runs {
         (run.samples, run.counted.stages, run.histogram) = (Vec::new(), Vec::new(), Vec::new());
         (run.reads, run.writes) = (None, None);
@@ -119,7 +127,8 @@ fn section<'a>(page: &'a str, title: &str) -> &'a str {
 
 /// The cells of a placement's row in a part of a report.
 fn cells<'a>(part: &'a str, placement: &str) -> Vec<&'a str> {
-    let row = between(part, &format!("data-title=\"placement\"><span>{placement}</span></td>"), "</tr>");
+    let row =
+        between(part, &format!("data-title=\"placement\"><span>{placement}</span></td>"), "</tr>");
     row.split("<span>").skip(1).map(|cell| cell.split_once("</span>").expect("it ends").0).collect()
 }
 
@@ -154,7 +163,8 @@ fn what_was_used_stands_cell_by_cell_with_each_node() {
     for title in ["lo sent", "received", "ceph-mon", "ceph-osd", "memory, %"] {
         assert!(part.contains(title), "{title}");
     }
-    let rows: Vec<&str> = part.split("<tr>").filter(|row| row.contains("bluestore-colocated")).collect();
+    let rows: Vec<&str> =
+        part.split("<tr>").filter(|row| row.contains("bluestore-colocated")).collect();
     let [row] = rows[..] else { panic!("one cell was measured: {part}") };
     let figures: Vec<&str> = row
         .split("<td class=\"n\">")
@@ -212,7 +222,10 @@ fn sizes_that_ran_are_listed_and_those_that_did_not_with_the_reason() {
         section(&page, "What does not count")
             .contains("<strong>4 disks with 4 OSDs on each</strong>: 16 OSDs")
     );
-    assert!(section(&page, "What does not count").contains("2 × 2 OSDs"), "the run that does not count");
+    assert!(
+        section(&page, "What does not count").contains("2 × 2 OSDs"),
+        "the run that does not count"
+    );
     assert!(section(&page, "Where the time goes").contains(" on 2 disks with 1 OSD on each"));
 }
 
@@ -246,7 +259,9 @@ fn what_lasts_and_what_does_not_are_in_tables_of_their_own() {
     let spans = section(&page, "Bursts, and for good");
     let (lasting, bursts) = spans.split_once("For bursts: absorbing runs").expect("both");
     assert_eq!(cells(lasting, "host-tidepool"), ["0 of 3", "–", "–", "not measured"]);
-    let [runs, iops, ratio, finding] = cells(lasting, "osd-tidepool")[..] else { panic!("four cells") };
+    let [runs, iops, ratio, finding] = cells(lasting, "osd-tidepool")[..] else {
+        panic!("four cells")
+    };
     assert_eq!((runs, iops, finding), ("3 of 3", "300", "more"));
     assert!(ratio.starts_with("3.00 × ("), "{ratio}");
     assert!(!bursts.contains("<span>osd-tidepool"), "it absorbs nothing");
@@ -285,15 +300,22 @@ fn money_is_told_only_at_a_price() {
     assert!(without.contains("No price was given") && !without.contains("price per IOPS"));
     assert_eq!(cells(without, "bluestore-colocated"), ["0", "42.0", "–", "–", "for good"]);
     assert_eq!(cells(without, "osd-tidepool"), ["2", "565", "283", "3.54", "for good"]);
-    let [ssds, _, per_ssd, _, span] = cells(without, "host-tidepool-replicated")[..] else { panic!("five") };
+    let [ssds, _, per_ssd, _, span] = cells(without, "host-tidepool-replicated")[..] else {
+        panic!("five")
+    };
     assert_eq!((ssds, per_ssd, span), ("2", "1,055", "bursts up to 95.1 MiB"));
-    let prices = Prices::new(&results, &[price("120").expect("a price")]).expect("the suite's class");
+    let prices =
+        Prices::new(&results, &[price("120").expect("a price")]).expect("the suite's class");
     let page = html(&results, &verdict(&results), &prices);
     let with = section(&page, "What it costs");
     assert!(!with.contains("No price was given"));
     assert_eq!(cells(with, "osd-tidepool")[4..6], ["240", "0.42"]);
     assert_eq!(cells(with, "host-tidepool-replicated")[4], "240");
-    assert_eq!(cells(with, "filestore-journal@ssd-sata-consumer")[4..6], ["–", "–"], "another class");
+    assert_eq!(
+        cells(with, "filestore-journal@ssd-sata-consumer")[4..6],
+        ["–", "–"],
+        "another class"
+    );
     assert_eq!(cells(with, "bluestore-colocated")[4..6], ["–", "–"]);
 }
 
@@ -301,9 +323,12 @@ fn money_is_told_only_at_a_price() {
 fn controls_and_bounds_stand_together_and_one_that_differs_is_told_on_top() {
     let page = report(&synthetic::which_side());
     let controls = section(&page, "Controls and bounds");
-    for part in
-        ["A/A", "pass-through", "the client's processor was busy for 97 % of the time", "class=\"yes\""]
-    {
+    for part in [
+        "A/A",
+        "pass-through",
+        "the client's processor was busy for 97 % of the time",
+        "class=\"yes\"",
+    ] {
         assert!(controls.contains(part), "{part}");
     }
     assert!(!page.contains("an instrument that is off"));
@@ -338,7 +363,10 @@ fn every_part_of_a_request_has_a_colour_in_light_and_in_dark_and_what_is_left_is
         assert_eq!(STYLE.matches(&format!("--h{index}:")).count(), 2, "{index}");
     }
     let page = report(&synthetic::which_side());
-    assert!(section(&page, "Where the time goes").contains("most: store: read, 61 %; not accounted: 8 %"));
+    assert!(
+        section(&page, "Where the time goes")
+            .contains("most: store: read, 61 %; not accounted: 8 %")
+    );
 }
 
 /// Writes reports for people to look at: the whole suite with prices, and each kind of first
@@ -346,7 +374,8 @@ fn every_part_of_a_request_has_a_colour_in_light_and_in_dark_and_what_is_left_is
 #[test]
 #[ignore = "it writes reports for people to look at: TIDEPOOL_REPORTS names the directory"]
 fn reports_to_look_at() {
-    let directory = std::env::var_os("TIDEPOOL_REPORTS").expect("TIDEPOOL_REPORTS names a directory");
+    let directory =
+        std::env::var_os("TIDEPOOL_REPORTS").expect("TIDEPOOL_REPORTS names a directory");
     let directory = std::path::PathBuf::from(directory);
     let write = |name: &str, page: String| {
         std::fs::write(directory.join(name).with_extension("html"), page).expect("a file")

@@ -131,7 +131,10 @@ impl Runner<'_> {
                 let total = self.suite.runs();
                 let done = total.saturating_sub(left);
                 let left_s = clock.left_s(left, 0)
-                    + due[at..].iter().map(|due| f64::from(due.event.load_s(&self.suite))).sum::<f64>();
+                    + due[at..]
+                        .iter()
+                        .map(|due| f64::from(due.event.load_s(&self.suite)))
+                        .sum::<f64>();
                 (self.progress)(&Progress { done, total, left_s, what });
                 let run = self.event(found, journal, clock);
                 if let Some(run) = self.attempt(run)? {
@@ -146,7 +149,12 @@ impl Runner<'_> {
     }
 
     /// Runs an event on a new cluster.
-    fn event(&self, due: &Due, journal: &mut Journal, clock: &mut Clock) -> Result<EventRun, RunError> {
+    fn event(
+        &self,
+        due: &Due,
+        journal: &mut Journal,
+        clock: &mut Clock,
+    ) -> Result<EventRun, RunError> {
         let Due { event, cell, repeat } = due;
         let arrangement = Arrangement::parse(&cell.placement).map_err(RunError::Suite)?;
         let start = Instant::now();
@@ -159,8 +167,9 @@ impl Runner<'_> {
         let times = Times::of(&self.suite, event);
         let load = self.event_load(&stand, due, journal.results.seed, times)?;
         let collector = Collector::start(Sources::default());
-        let (seen, clients) =
-            client::run(&load, || self.watch(&mut stand.testbed, event, &arrangement, load.begin, times));
+        let (seen, clients) = client::run(&load, || {
+            self.watch(&mut stand.testbed, event, &arrangement, load.begin, times)
+        });
         let samples = collector.stop();
         let (times, mut seen) = seen?;
         self.interrupted()?;
@@ -171,7 +180,12 @@ impl Runner<'_> {
         seen.faults.extend(not_borne(&windows));
         let osds_ended = stand.testbed.cluster().ended_osds();
         let dies = event.kind == Happening::SsdDies;
-        if dies && stand.testbed.base(&arrangement).is_none_or(|(_, device)| device.faults().refused() == 0) {
+        if dies
+            && stand
+                .testbed
+                .base(&arrangement)
+                .is_none_or(|(_, device)| device.faults().refused() == 0)
+        {
             seen.faults.push("nothing was asked of the device after it had died".into());
         }
         let (salvaged, given_back) = give_back(&mut stand.testbed, dies);
@@ -210,7 +224,8 @@ impl Runner<'_> {
         journal: &mut Journal,
     ) -> Result<Stand, RunError> {
         let Due { cell, repeat, .. } = due;
-        let step = Step { placement: cell.placement.clone(), repeat: *repeat, cells: vec![cell.clone()] };
+        let step =
+            Step { placement: cell.placement.clone(), repeat: *repeat, cells: vec![cell.clone()] };
         let shape = Shape::of(&self.suite, cell).map_err(RunError::Suite)?;
         let mut stand = self.stand(&Block { shape, steps: vec![step] }, journal)?;
         self.place(&mut stand, cell, self.path(cell)?, journal)?;
@@ -223,7 +238,13 @@ impl Runner<'_> {
     }
 
     /// What clients do before and after an event. They begin in a moment.
-    fn event_load(&self, stand: &Stand, due: &Due, seed: u64, times: Times) -> Result<Load, RunError> {
+    fn event_load(
+        &self,
+        stand: &Stand,
+        due: &Due,
+        seed: u64,
+        times: Times,
+    ) -> Result<Load, RunError> {
         let Due { event, cell, repeat } = due;
         let workload = self.workload_of(cell);
         Ok(Load {
@@ -290,7 +311,8 @@ impl Runner<'_> {
                 seen.health.extend(testbed.cluster().health().ok().map(|health| (at_s, health)));
                 if event.kind == Happening::DeepScrub && happened {
                     let at_s = now_s();
-                    seen.scrubs_since.extend(testbed.cluster().deep_scrubs().ok().map(|of| (at_s, of)));
+                    seen.scrubs_since
+                        .extend(testbed.cluster().deep_scrubs().ok().map(|of| (at_s, of)));
                 }
             }
             std::thread::sleep(POLL);
@@ -319,7 +341,9 @@ impl Runner<'_> {
             stand.testbed.cluster().rbd_read(image, &stop, compare)
         };
         let all: Result<Vec<Kept>, String> = match given_back {
-            Err(why) => Err(format!("what is in front of the images did not give them back: {why}")),
+            Err(why) => {
+                Err(format!("what is in front of the images did not give them back: {why}"))
+            }
             Ok(()) => clients
                 .iter()
                 .zip(&stand.images)
@@ -334,7 +358,8 @@ impl Runner<'_> {
                 found.not_known = found.why_not_known().map(String::from);
                 let spans = all.iter().filter_map(|kept| kept.lost_from_to_s);
                 let span = spans.reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)));
-                found.lost_from_to_s = span.map(|(from, to)| (from - times.ended, to - times.ended));
+                found.lost_from_to_s =
+                    span.map(|(from, to)| (from - times.ended, to - times.ended));
             }
             Err(why) => {
                 found.blocks = regions().map(Region::acknowledged_blocks).sum();
@@ -367,7 +392,9 @@ fn not_borne(windows: &[EventWindow]) -> Option<String> {
     let is_borne = |window: &&EventWindow| window.p50_us.is_some_and(|us| us <= BORNE_US_MAX);
     let slow = before.iter().find(|window| !is_borne(window))?;
     let median = words::known(slow.p50_us);
-    Some(format!("the load was more than it bears: half of the requests took {median} before the event"))
+    Some(format!(
+        "the load was more than it bears: half of the requests took {median} before the event"
+    ))
 }
 
 /// Identity of an event run.
@@ -397,7 +424,11 @@ fn read_percent(workload: &Workload) -> u8 {
 }
 
 /// Causes the event. Returns what was done, in words.
-fn happen(testbed: &mut Testbed, kind: Happening, arrangement: &Arrangement) -> Result<String, RunError> {
+fn happen(
+    testbed: &mut Testbed,
+    kind: Happening,
+    arrangement: &Arrangement,
+) -> Result<String, RunError> {
     match kind {
         Happening::SsdDies => {
             let found = testbed.base(arrangement);
@@ -458,7 +489,10 @@ mod tests {
         assert_eq!(all.len(), suite.happenings().len() * suite.repeats as usize);
         assert_eq!(all, due(&suite, 4, &|_| false));
         assert_ne!(all, due(&suite, 5, &|_| false));
-        assert!(all.is_sorted_by_key(|due| due.repeat), "each round is whole before the next one begins");
+        assert!(
+            all.is_sorted_by_key(|due| due.repeat),
+            "each round is whole before the next one begins"
+        );
         let (first, rest) = all.split_at(5);
         assert_eq!(due(&suite, 4, &|found| first.contains(found)), rest);
     }
@@ -469,7 +503,8 @@ mod tests {
         let happened = results.events.clone();
         results.events.clear();
         let stale = ["host-tidepool", "filestore-journal"];
-        results.not_run = stale.iter().map(|name| NotRun::all(*name, "fio is not installed")).collect();
+        results.not_run =
+            stale.iter().map(|name| NotRun::all(*name, "fio is not installed")).collect();
         let suite = results.suite.clone();
         let names = |not_run: &[NotRun]| -> Vec<String> {
             left(&suite, not_run, &results).into_iter().map(|due| due.cell.placement).collect()
@@ -477,15 +512,19 @@ mod tests {
         let all = names(&[]);
         assert_eq!(all.len(), suite.happenings().len() * suite.repeats as usize);
         let fresh = [results.not_run[1].clone()];
-        assert!(names(&fresh).contains(&stale[0].into()) && !names(&fresh).contains(&stale[1].into()));
+        assert!(
+            names(&fresh).contains(&stale[0].into()) && !names(&fresh).contains(&stale[1].into())
+        );
         // Events that have happened are not due, and their placement was possible.
         results.events = happened;
         let left = left(&suite, &[], &results);
-        let is_due =
-            |event: &str| left.iter().any(|due| due.event.name == event && due.cell.placement == stale[0]);
+        let is_due = |event: &str| {
+            left.iter().any(|due| due.event.name == event && due.cell.placement == stale[0])
+        };
         assert!(!is_due("ssd-dies") && !is_due("osd-out") && is_due("deep-scrub"));
         super::super::journal::forget_past(&mut results);
-        let told: Vec<&str> = results.not_run.iter().map(|not_run| not_run.placement.as_str()).collect();
+        let told: Vec<&str> =
+            results.not_run.iter().map(|not_run| not_run.placement.as_str()).collect();
         assert_eq!(told, [stale[1]]);
     }
 

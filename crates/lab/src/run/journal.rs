@@ -43,7 +43,11 @@ pub fn path_of(out: &Path) -> PathBuf {
 impl Journal {
     /// Continues the journal that exists, or begins one with `header`. The flag is true if it
     /// continues.
-    pub(super) fn open(out: &Path, header: Results, restart: bool) -> Result<(Journal, bool), RunError> {
+    pub(super) fn open(
+        out: &Path,
+        header: Results,
+        restart: bool,
+    ) -> Result<(Journal, bool), RunError> {
         let path = path_of(out);
         let io = |what: &str| RunError::io(format!("cannot {what} {}", path.display()));
         if restart {
@@ -61,12 +65,15 @@ impl Journal {
         }
         match fs::read(&path) {
             Ok(bytes) => {
-                let (results, good) = read(&bytes).ok_or_else(|| RunError::NoJournal(path.clone()))?;
-                let same = results.suite_sha256 == header.suite_sha256 && results.devices == header.devices;
+                let (results, good) =
+                    read(&bytes).ok_or_else(|| RunError::NoJournal(path.clone()))?;
+                let same = results.suite_sha256 == header.suite_sha256
+                    && results.devices == header.devices;
                 if !same || results.machine.versions != header.machine.versions {
                     return Err(RunError::Other(path));
                 }
-                let processors = |results: &Results| (results.machine.cpus, results.machine.cpu.clone());
+                let processors =
+                    |results: &Results| (results.machine.cpus, results.machine.cpu.clone());
                 if processors(&results) != processors(&header) {
                     return Err(RunError::OtherMachine {
                         path,
@@ -82,8 +89,11 @@ impl Journal {
                 Ok((Journal { file, path, results }, true))
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let file =
-                    OpenOptions::new().append(true).create_new(true).open(&path).map_err(io("make"))?;
+                let file = OpenOptions::new()
+                    .append(true)
+                    .create_new(true)
+                    .open(&path)
+                    .map_err(io("make"))?;
                 lock(&file, &path)?;
                 let mut journal = Journal { file, path, results: header };
                 let header = Box::new(journal.results.clone());
@@ -162,7 +172,9 @@ fn take_testbed(results: &mut Results, testbed: Testbed) {
 }
 
 fn take_not_run(results: &mut Results, not_run: NotRun) {
-    results.not_run.retain(|known| (&known.placement, known.access) != (&not_run.placement, not_run.access));
+    results
+        .not_run
+        .retain(|known| (&known.placement, known.access) != (&not_run.placement, not_run.access));
     results.not_run.push(not_run);
 }
 
@@ -220,7 +232,8 @@ mod tests {
         let (first, _) = begin(4, "EPYC").expect("the first");
         drop(first);
         for (cpus, cpu) in [(2, "EPYC"), (8, "EPYC"), (4, "Xeon")] {
-            let refused = begin(cpus, cpu).map(drop).expect_err("it is another machine").to_string();
+            let refused =
+                begin(cpus, cpu).map(drop).expect_err("it is another machine").to_string();
             let told = format!("begun with 4 processors (EPYC), and there are {cpus} ({cpu}) now");
             assert!(refused.contains(&told), "{refused}");
         }

@@ -7,8 +7,8 @@ use super::{RunError, class};
 use crate::suite::{Ground, Suite};
 use crate::testbed::Layout;
 
-/// The layout of a testbed for a block, with or without a network. Devices are those of the suite in
-/// either case: what is compared has as many SSDs on a machine that cannot have the network.
+/// The layout of a testbed for a block, with or without a network. Devices are those of the suite
+/// in either case: what is compared has as many SSDs on a machine that cannot have the network.
 pub(super) fn of(suite: &Suite, block: &Block, network: bool) -> Result<Layout, RunError> {
     let (ground, shape) = (&suite.ground, &block.shape);
     Ok(Layout {
@@ -60,8 +60,10 @@ mod tests {
     /// hypervisor.
     fn shares(suite: &Suite, placement: &str) -> (u64, u64) {
         let layouts = layouts(suite, true);
-        let (_, layout) =
-            layouts.iter().find(|(names, _)| names.iter().any(|name| name == placement)).expect(placement);
+        let (_, layout) = layouts
+            .iter()
+            .find(|(names, _)| names.iter().any(|name| name == placement))
+            .expect(placement);
         (layout.server_share_bytes(), layout.host_share_bytes())
     }
 
@@ -105,7 +107,8 @@ mod tests {
         for suite in both_forms() {
             for (names, layout) in layouts(&suite, true) {
                 for name in names {
-                    let users = u64::from(Arrangement::parse(&name).expect("it is known").ssd_shares());
+                    let users =
+                        u64::from(Arrangement::parse(&name).expect("it is known").ssd_shares());
                     let (server, host) = (layout.server_share_bytes(), layout.host_share_bytes());
                     assert!(host.abs_diff(server * users) < users, "{} {name}", suite.name);
                 }
@@ -116,11 +119,26 @@ mod tests {
     #[test]
     fn a_machine_without_a_network_has_the_same_devices() {
         for suite in both_forms() {
-            for ((names, with), (_, without)) in layouts(&suite, true).into_iter().zip(layouts(&suite, false))
+            for ((names, with), (_, without)) in
+                layouts(&suite, true).into_iter().zip(layouts(&suite, false))
             {
-                assert!(without.nodes().is_none() && without.delay.is_none(), "{} {names:?}", suite.name);
-                assert_eq!(with.nodes().is_some(), suite.ground.servers > 0, "{} {names:?}", suite.name);
-                assert_eq!(without.servers_with_ssd(), with.servers_with_ssd(), "{} {names:?}", suite.name);
+                assert!(
+                    without.nodes().is_none() && without.delay.is_none(),
+                    "{} {names:?}",
+                    suite.name
+                );
+                assert_eq!(
+                    with.nodes().is_some(),
+                    suite.ground.servers > 0,
+                    "{} {names:?}",
+                    suite.name
+                );
+                assert_eq!(
+                    without.servers_with_ssd(),
+                    with.servers_with_ssd(),
+                    "{} {names:?}",
+                    suite.name
+                );
                 let told = with.ssds.count(suite.ground.servers);
                 let made = without.servers_with_ssd().len() as u32 + without.ssds.hosts;
                 assert_eq!(made, told, "{} {names:?}: the report counts its SSDs", suite.name);

@@ -50,8 +50,14 @@ struct Look {
 impl Runner<'_> {
     /// Makes a measurement. Failures of the load or of Ceph make the run invalid. Errors are those
     /// that concern the whole suite.
-    pub(super) fn measure(&self, stand: &mut Stand, cell: &Cell, repeat: u32) -> Result<Run, RunError> {
-        let workload = self.suite.workload(&cell.workload).expect("a suite's cells are of its workloads");
+    pub(super) fn measure(
+        &self,
+        stand: &mut Stand,
+        cell: &Cell,
+        repeat: u32,
+    ) -> Result<Run, RunError> {
+        let workload =
+            self.suite.workload(&cell.workload).expect("a suite's cells are of its workloads");
         let arrangement = Arrangement::parse(&cell.placement).map_err(RunError::Suite)?;
         let slowed_by = cell.slowed_by.unwrap_or(self.suite.ground.slowed_by);
         stand.testbed.slow(slowed_by).map_err(RunError::Placement)?;
@@ -61,8 +67,8 @@ impl Runner<'_> {
         stand.testbed.emulate(true);
         let (mut seen, crowd) = self.at_work(stand, cell, workload, clients.as_ref())?;
         let mistaken = stand.testbed.flushed().map_err(|why| why.to_string());
-        let mistaken =
-            mistaken.map_or_else(Some, |flushed| stand.mistaken(flushed, cell.clients, workload.guest));
+        let mistaken = mistaken
+            .map_or_else(Some, |flushed| stand.mistaken(flushed, cell.clients, workload.guest));
         seen.after.out_of_place = seen.after.out_of_place.or(mistaken);
         // Dirty data is written back at the devices' own speed only after the first repeat of a
         // cell of the deciding workload. Otherwise devices answer at once meanwhile.
@@ -75,7 +81,8 @@ impl Runner<'_> {
         let figures = seen.got.measured.figures(flushed);
         let counted = seen.counted(crowd.is_none().then_some(figures.iops));
         // Without reads it does not matter which data was ever written.
-        let set_bytes = if workload.reads() { clients.set_bytes() * u64::from(clients.clients()) } else { 0 };
+        let set_bytes =
+            if workload.reads() { clients.set_bytes() * u64::from(clients.clients()) } else { 0 };
         let evidence = Evidence {
             set_bytes,
             written_bytes: filled.bytes,
@@ -122,9 +129,11 @@ impl Runner<'_> {
             stand.testbed.add(self.options.added).map_err(RunError::Placement)?;
         }
         std::thread::sleep(REST);
-        let directory = Scratch::new("neighbours").map_err(RunError::io("cannot make a directory".into()))?;
+        let directory =
+            Scratch::new("neighbours").map_err(RunError::io("cannot make a directory".into()))?;
         let beside = self.neighbours(stand, cell, workload, &directory);
-        let ids = beside.as_ref().ok().and_then(Option::as_ref).map(AtWork::ids).unwrap_or_default();
+        let ids =
+            beside.as_ref().ok().and_then(Option::as_ref).map(AtWork::ids).unwrap_or_default();
         let mut seen = self.load(&stand.testbed, clients, workload.block_bytes, ids)?;
         let beside = match beside {
             Ok(at_work) => at_work.map(AtWork::end),
@@ -221,7 +230,8 @@ impl Runner<'_> {
         let sources = Sources { devices: devices.collect(), beside, ..Sources::default() };
         let sources = sources.with_network(testbed.cluster().network());
         let sources = sources.map_err(RunError::io("cannot look at the network".into()))?;
-        let scratch = Scratch::new("clients").map_err(RunError::io("cannot make a directory".into()))?;
+        let scratch =
+            Scratch::new("clients").map_err(RunError::io("cannot make a directory".into()))?;
         let (mut got, mut running) = (Got::default(), Vec::new());
         for client in 0..clients.clients() {
             got.commands.push(clients.command(client));
@@ -230,7 +240,8 @@ impl Runner<'_> {
                 Err(error) => got.failure = Some(error.to_string()),
             }
         }
-        let limit = Duration::from_secs(u64::from(self.suite.seconds + self.suite.ramp_s)) + PATIENCE;
+        let limit =
+            Duration::from_secs(u64::from(self.suite.seconds + self.suite.ramp_s)) + PATIENCE;
         let deadline = Instant::now() + limit;
         let begun = self.all_begun(&mut running);
         let ramp = Duration::from_secs(self.suite.ramp_s.into());
@@ -274,8 +285,8 @@ impl Runner<'_> {
         let deadline = Instant::now() + BEGIN_LIMIT;
         loop {
             let begun: Vec<Instant> = running.iter().filter_map(|client| client.begun()).collect();
-            let is_over =
-                running.iter_mut().any(|client| client.has_ended()) || self.stop_reason(deadline).is_some();
+            let is_over = running.iter_mut().any(|client| client.has_ended())
+                || self.stop_reason(deadline).is_some();
             if begun.len() == running.len() || is_over {
                 return begun;
             }
@@ -336,14 +347,16 @@ impl Seen {
     /// Time of requests in each of Ceph's stages.
     fn stages(&self) -> Vec<Stage> {
         let (before, after) = (&self.before, &self.after);
-        let both = after.stages.as_ref().zip(before.stages.as_ref()).filter(|_| after.osds == before.osds);
+        let both =
+            after.stages.as_ref().zip(before.stages.as_ref()).filter(|_| after.osds == before.osds);
         both.map(|(after, before)| after.since(before)).unwrap_or_default()
     }
 
     /// Processor time per request in microseconds, by kind of process.
     fn cpu_us_per_io(&self, iops: f64) -> BTreeMap<String, f64> {
-        let percent =
-            |class| self.mean(|sample| sample.classes.get(&class).map_or(0.0, |usage| usage.cpu_percent));
+        let percent = |class| {
+            self.mean(|sample| sample.classes.get(&class).map_or(0.0, |usage| usage.cpu_percent))
+        };
         let used = Class::ALL.into_iter().map(|class| (class, percent(class) / 100.0));
         let used = used.filter(|(_, used)| *used > 0.0 && iops > 0.0);
         used.map(|(class, used)| (class.name().into(), used * 1e6 / iops)).collect()
@@ -399,15 +412,22 @@ fn windows(
     window: Duration,
     block_bytes: u64,
 ) -> Vec<Window> {
-    let Some(rates) = rates.into_iter().collect::<Option<Vec<_>>>().filter(|rates| !rates.is_empty()) else {
+    let Some(rates) =
+        rates.into_iter().collect::<Option<Vec<_>>>().filter(|rates| !rates.is_empty())
+    else {
         return Vec::new();
     };
     let requests = |at: usize, side: usize| {
-        (rates.iter().map(|of_client| of_client[at][side]).sum::<f64>() * window.as_secs_f64()).round() as u64
+        (rates.iter().map(|of_client| of_client[at][side]).sum::<f64>() * window.as_secs_f64())
+            .round() as u64
     };
     let of = |(at, &dirty_bytes): (usize, &u64)| {
         let writes = requests(at, 1);
-        Window { requests: requests(at, 0) + writes, written_bytes: writes * block_bytes, dirty_bytes }
+        Window {
+            requests: requests(at, 0) + writes,
+            written_bytes: writes * block_bytes,
+            dirty_bytes,
+        }
     };
     dirty.iter().enumerate().map(of).collect()
 }
@@ -415,14 +435,17 @@ fn windows(
 /// Bytes that placements have not written back, in total.
 fn dirty_bytes(counters: &Map<String, Value>) -> u64 {
     let all = counters.values().filter_map(Value::as_object).flatten();
-    all.filter(|(name, _)| name.ends_with("dirty_bytes")).filter_map(|(_, level)| level.as_u64()).sum()
+    all.filter(|(name, _)| name.ends_with("dirty_bytes"))
+        .filter_map(|(_, level)| level.as_u64())
+        .sum()
 }
 
 /// Flushes of clients that arrived at the cache on the hypervisor or, without such a cache, at the
 /// iSCSI gateway. `None` if neither counts them.
 fn flushes(counted: &Value) -> Option<u64> {
     let counted = counted.as_object()?;
-    let on_host = counted.iter().find(|(name, _)| words::on_host(name)).map(|(_, counters)| counters);
+    let on_host =
+        counted.iter().find(|(name, _)| words::on_host(name)).map(|(_, counters)| counters);
     // QEMU's own rbd driver makes librbd flush with reads too, so that flushes counted there would
     // prove nothing.
     let gateway = || counted.get(Access::Iscsi.name());
@@ -449,8 +472,15 @@ mod tests {
 
     #[test]
     fn a_flush_arrives_at_the_cache_or_at_the_end_of_the_path_if_somebody_counts() {
-        assert_eq!(flushes(&json!({ "osd-tidepool": { "flushes": 7 } })), None, "those are the OSDs'");
-        assert_eq!(flushes(&json!({ "iscsi": { "flushes": 3 }, "osd-tidepool": { "flushes": 7 } })), Some(3));
+        assert_eq!(
+            flushes(&json!({ "osd-tidepool": { "flushes": 7 } })),
+            None,
+            "those are the OSDs'"
+        );
+        assert_eq!(
+            flushes(&json!({ "iscsi": { "flushes": 3 }, "osd-tidepool": { "flushes": 7 } })),
+            Some(3)
+        );
         assert_eq!(
             flushes(&json!({ "iscsi": { "flushes": 3 }, "host-tidepool": { "flushes": 5 } })),
             Some(5)

@@ -130,7 +130,9 @@ pub enum RunError {
     #[error("what was measured so far had a network, and now there is none: {0}")]
     NoNetwork(String),
     /// A part of the suite could not be measured.
-    #[error("not all was measured; the same command tries the rest again; the first thing that failed: {0}")]
+    #[error(
+        "not all was measured; the same command tries the rest again; the first thing that failed: {0}"
+    )]
     Failed(String),
     /// Nothing of the suite can run here.
     #[error("nothing of it can run here; {0}")]
@@ -229,7 +231,8 @@ fn header(options: &Options<'_>) -> Result<Results, RunError> {
     classes.dedup();
     let frozen = classes.iter().map(|name| Ok(Frozen::of(&class(name)?)));
     let program = options.program.to_string_lossy();
-    let machine = machine::look(&options.parent, &[&program, "fio", "ceph"], options.commit.clone());
+    let machine =
+        machine::look(&options.parent, &[&program, "fio", "ceph"], options.commit.clone());
     Ok(Results {
         format: FORMAT,
         suite: suite.clone(),
@@ -284,7 +287,8 @@ fn not_run(suite: &Suite, ceph: Option<u32>) -> Result<Vec<NotRun>, RunError> {
         }
         let of_it = cells.iter().filter(|cell| cell.placement == placement);
         let wanted: BTreeSet<Access> = of_it.map(|cell| suite.access(cell)).collect();
-        let failing = wanted.iter().filter_map(|access| Some((*access, arrangement.path(*access).err()?)));
+        let failing =
+            wanted.iter().filter_map(|access| Some((*access, arrangement.path(*access).err()?)));
         let failing: Vec<(Access, String)> = failing.collect();
         let nothing_left = failing.len() == wanted.len();
         not_run.extend(failing.into_iter().map(|(access, why)| NotRun {
@@ -299,7 +303,8 @@ fn not_run(suite: &Suite, ceph: Option<u32>) -> Result<Vec<NotRun>, RunError> {
 /// Whether a measurement is left out or not possible here.
 fn is_not_run(suite: &Suite, not_run: &[NotRun], cell: &Cell) -> bool {
     let workload = suite.workload(&cell.workload);
-    workload.is_some_and(|workload| not_run.iter().any(|found| found.covers(&cell.placement, workload)))
+    workload
+        .is_some_and(|workload| not_run.iter().any(|found| found.covers(&cell.placement, workload)))
 }
 
 impl<'a> Runner<'a> {
@@ -419,7 +424,12 @@ impl<'a> Runner<'a> {
         let tell = |what: String, clock: &Clock, testbeds: usize, left: usize| {
             let total = self.suite.runs();
             let left_s = clock.left_s(testbeds, left + later_runs);
-            (self.progress)(&Progress { done: total.saturating_sub(left + later_runs), total, left_s, what });
+            (self.progress)(&Progress {
+                done: total.saturating_sub(left + later_runs),
+                total,
+                left_s,
+                what,
+            });
         };
         tell(format!("a cluster with {}", block.shape.below), clock, later.len() + 1, left);
         let start = Instant::now();
@@ -455,7 +465,8 @@ impl<'a> Runner<'a> {
             }
         }
         // Removing the placement gives the images back with everything that was written to them.
-        let given_back = stand.testbed.front(None).and_then(|_| stand.testbed.reach(Access::Librbd));
+        let given_back =
+            stand.testbed.front(None).and_then(|_| stand.testbed.reach(Access::Librbd));
         self.attempt(given_back.map_err(RunError::Placement)).map(drop)
     }
 
@@ -477,8 +488,9 @@ impl<'a> Runner<'a> {
 /// The results file if none is named. `told` are the options that apply to the whole suite, such as
 /// an access path.
 pub fn default_out(suite: &Suite, told: &[String], quick: bool) -> PathBuf {
-    let name =
-        Path::new(&suite.name).file_stem().map_or_else(|| "suite".into(), |name| name.to_string_lossy());
+    let name = Path::new(&suite.name)
+        .file_stem()
+        .map_or_else(|| "suite".into(), |name| name.to_string_lossy());
     let told: String = told.iter().map(|told| format!("-{told}")).collect();
     PathBuf::from(format!("{name}{told}{}.json", if quick { "-quick" } else { "" }))
 }

@@ -63,16 +63,18 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
     let suite = &options.suite;
     let left_out = header(options)?;
     let not_run = not_run(suite, options.release)?;
-    let impossible = |cell: &Cell, _| is_not_run(suite, &not_run, cell) || is_left_out(&left_out, cell);
-    let blocks =
-        schedule::blocks(suite, suite.repeats, options.seed, &impossible).map_err(RunError::Suite)?;
+    let impossible =
+        |cell: &Cell, _| is_not_run(suite, &not_run, cell) || is_left_out(&left_out, cell);
+    let blocks = schedule::blocks(suite, suite.repeats, options.seed, &impossible)
+        .map_err(RunError::Suite)?;
     let (hypervisors, servers) = (suite.ground.hypervisors, suite.ground.servers);
     let ssds = blocks.iter().map(|block| Ok(block.ssds(hypervisors)?.count(servers)));
     let ssds = ssds.collect::<Result<Vec<u32>, _>>().map_err(RunError::Suite)?;
     let ssds = u64::from(ssds.into_iter().max().unwrap_or(1));
     let testbeds: Vec<PlannedTestbed> = blocks.iter().map(|block| planned(suite, block)).collect();
     let runs = testbeds.iter().map(|testbed| testbed.runs.len()).sum();
-    let (disks, ssd) = (suite.ground.disks.iter().max().copied().unwrap_or(1), suite.ground.ssd_bytes);
+    let (disks, ssd) =
+        (suite.ground.disks.iter().max().copied().unwrap_or(1), suite.ground.ssd_bytes);
     let has_objects = suite.workloads.iter().any(|workload| workload.tool == Tool::RadosBench);
     let objects = if has_objects { suite.objects_bytes_max() } else { 0 };
     let images = suite.ground.image_bytes * u64::from(suite.images_on(left_out.machine.cpus));
@@ -85,7 +87,8 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
     Ok(Plan {
         seconds: Clock::new(suite).left_s(blocks.len() + due.len(), runs) + f64::from(load_s),
         events: due.iter().map(|due| planned_event(suite, due)).collect(),
-        bytes: (written + (1 << 30) * u64::from(disks)).min(suite.ground.disk_bytes * u64::from(disks))
+        bytes: (written + (1 << 30) * u64::from(disks))
+            .min(suite.ground.disk_bytes * u64::from(disks))
             + ssd * ssds,
         testbeds,
         not_run,
@@ -100,14 +103,16 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
 fn planned(suite: &Suite, block: &Block) -> PlannedTestbed {
     let runs = block.steps.iter().flat_map(|step| {
         step.cells.iter().map(|cell| {
-            let workload = suite.workload(&cell.workload).expect("a suite's cells are of its workloads");
+            let workload =
+                suite.workload(&cell.workload).expect("a suite's cells are of its workloads");
             let image = |client| (Endpoint::rbd("CONF", format!("img{client}")), 0);
             let pool = |_| Entrance { conf: "CONF".into(), client: None };
             let reach = Reach { image: &image, pool: &pool };
             let clients = load::of(suite, workload, cell.depth, cell.clients, &reach);
             let slowed = cell.slowed_by.map(|by| format!(", slowed by {by}")).unwrap_or_default();
             let beside = cell.beside().map(|what| format!(", {what}")).unwrap_or_default();
-            let name = format!("{} QD{} × {}{slowed}{beside}", cell.workload, cell.depth, cell.clients);
+            let name =
+                format!("{} QD{} × {}{slowed}{beside}", cell.workload, cell.depth, cell.clients);
             (step.repeat, step.placement.clone(), name, clients.command(0))
         })
     });

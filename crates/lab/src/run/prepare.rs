@@ -97,7 +97,12 @@ impl Runner<'_> {
     }
 
     /// Writes the data that clients will read, unless it is there already.
-    fn fill(&self, stand: &mut Stand, cell: &Cell, workload: &Workload) -> Result<Filled, RunError> {
+    fn fill(
+        &self,
+        stand: &mut Stand,
+        cell: &Cell,
+        workload: &Workload,
+    ) -> Result<Filled, RunError> {
         let filled = if self.options.unfilled {
             Filled::default()
         } else {
@@ -154,7 +159,8 @@ impl Runner<'_> {
                 let images = stand.of_neighbours(warm.neighbours).map(|image| (image, set_bytes));
                 self.pass_over(&stand.testbed, Pass::Read, images)?;
             }
-            (0..cell.clients).try_for_each(|client| self.warm(&stand.testbed, clients.as_ref(), client))
+            (0..cell.clients)
+                .try_for_each(|client| self.warm(&stand.testbed, clients.as_ref(), client))
         })?;
         if warm.settles() {
             self.settle(&stand.testbed, clients.as_ref(), workload)?;
@@ -165,7 +171,13 @@ impl Runner<'_> {
     }
 
     /// Sends a flush from each client and from each of `beside` neighbours.
-    fn flush(&self, stand: &Stand, cell: &Cell, workload: &Workload, beside: u32) -> Result<(), RunError> {
+    fn flush(
+        &self,
+        stand: &Stand,
+        cell: &Cell,
+        workload: &Workload,
+        beside: u32,
+    ) -> Result<(), RunError> {
         let limit = Instant::now() + PATIENCE;
         let clients = self.clients(stand, cell, workload);
         clients.flush(&|| self.stop_reason(limit)).map_err(RunError::Load)?;
@@ -198,7 +210,12 @@ impl Runner<'_> {
     /// Runs the measured load until a cache misses as little as it can, because writes take the
     /// place of cached blocks. SNIA's test specification calls that workload-dependent
     /// preconditioning.
-    fn settle(&self, testbed: &Testbed, clients: &dyn Load, workload: &Workload) -> Result<(), RunError> {
+    fn settle(
+        &self,
+        testbed: &Testbed,
+        clients: &dyn Load,
+        workload: &Workload,
+    ) -> Result<(), RunError> {
         until_warm(SETTLE_ROUNDS_MAX, 2, || {
             let seen = self.load(testbed, clients, workload.block_bytes, Vec::new())?;
             self.interrupted()?;

@@ -102,19 +102,26 @@ pub fn blocks(
     let cells = suite.cells();
     let shapes = cells.iter().map(|cell| Shape::of(suite, cell)).collect::<Result<Vec<_>, _>>()?;
     let all: Vec<u32> = (1..=repeats).collect();
-    let rounds: Vec<Vec<u32>> =
-        if suite.fresh_clusters { all.into_iter().map(|repeat| vec![repeat]).collect() } else { vec![all] };
+    let rounds: Vec<Vec<u32>> = if suite.fresh_clusters {
+        all.into_iter().map(|repeat| vec![repeat]).collect()
+    } else {
+        vec![all]
+    };
     let mut blocks = Vec::new();
     for repeats in rounds {
         let mut order: Vec<&Shape> = shapes.iter().collect::<BTreeSet<_>>().into_iter().collect();
         random.shuffle(&mut order);
         for shape in order {
-            let on_it =
-                || cells.iter().zip(&shapes).filter(|(_, found)| *found == shape).map(|(cell, _)| cell);
+            let on_it = || {
+                cells.iter().zip(&shapes).filter(|(_, found)| *found == shape).map(|(cell, _)| cell)
+            };
             let mut steps = Vec::new();
             for &repeat in &repeats {
-                let mut placements: Vec<&String> =
-                    on_it().map(|cell| &cell.placement).collect::<BTreeSet<_>>().into_iter().collect();
+                let mut placements: Vec<&String> = on_it()
+                    .map(|cell| &cell.placement)
+                    .collect::<BTreeSet<_>>()
+                    .into_iter()
+                    .collect();
                 random.shuffle(&mut placements);
                 // Writes through a cache in front of the cluster change the OSDs. So the cluster is
                 // measured without such a cache first.
@@ -128,11 +135,17 @@ pub fn blocks(
                     // time and makes caches cold. Neighbours also change caches and OSDs.
                     cells.sort_by_key(|cell| {
                         let beside = cell.neighbours.is_some();
-                        (cell.workload != suite.deciding, suite.access(cell), !fits(suite, cell), beside)
+                        (
+                            cell.workload != suite.deciding,
+                            suite.access(cell),
+                            !fits(suite, cell),
+                            beside,
+                        )
                     });
                     // Left out only now, so that the other cells keep the order of the seed.
                     let wanted = |cell: &Cell| {
-                        cell.workload == suite.deciding || repeat <= suite.repeats_of(&cell.workload)
+                        cell.workload == suite.deciding
+                            || repeat <= suite.repeats_of(&cell.workload)
                     };
                     cells.retain(|cell| wanted(cell) && !done(cell, repeat));
                     if !cells.is_empty() {
@@ -202,8 +215,9 @@ impl Clock {
 
     /// Estimated seconds for this number of testbeds and measurements.
     pub fn left_s(&self, testbeds: usize, runs: usize) -> f64 {
-        let mean =
-            |(count, sum): (u32, f64), first: f64| if count == 0 { first } else { sum / f64::from(count) };
+        let mean = |(count, sum): (u32, f64), first: f64| {
+            if count == 0 { first } else { sum / f64::from(count) }
+        };
         mean(self.testbeds, self.first_testbed_s) * testbeds as f64
             + mean(self.runs, self.first_run_s) * runs as f64
     }
@@ -223,7 +237,8 @@ mod tests {
     fn everything_is_measured_as_often_as_it_should_and_on_as_few_testbeds_as_possible() {
         let suite = suite();
         let blocks = blocks(&suite, suite.repeats, 7, &|_, _| false).expect("blocks");
-        let runs: usize = blocks.iter().flat_map(|block| &block.steps).map(|step| step.cells.len()).sum();
+        let runs: usize =
+            blocks.iter().flat_map(|block| &block.steps).map(|step| step.cells.len()).sum();
         let wanted: u32 = suite.cells().iter().map(|cell| suite.repeats_of(&cell.workload)).sum();
         assert_eq!(runs, wanted as usize);
         // Placements in front of the cluster have the same shape of testbed as the cluster without
@@ -245,7 +260,8 @@ mod tests {
         assert_ne!(with("filestore-journal"), with("filestore-journal@ssd-sata-consumer"));
         let (baseline, again) = (with("bluestore-colocated"), with("bluestore-colocated+again"));
         assert!(
-            again.len() == suite.repeats as usize && !baseline.iter().any(|shape| again.contains(shape)),
+            again.len() == suite.repeats as usize
+                && !baseline.iter().any(|shape| again.contains(shape)),
             "{again:?}"
         );
     }
@@ -256,13 +272,15 @@ mod tests {
         let mut clusters = BTreeMap::new();
         let first = suite.sizes()[0];
         for block in blocks(suite, suite.repeats, 1, &|_, _| false).expect("blocks") {
-            if (block.shape.disks, block.shape.osds_per_disk) != (first.disks, first.osds_per_disk) {
+            if (block.shape.disks, block.shape.osds_per_disk) != (first.disks, first.osds_per_disk)
+            {
                 continue;
             }
             let cells = block.steps.iter().flat_map(|step| &step.cells);
             let deciding = cells.filter(|cell| cell.workload == suite.deciding);
             let factor = |cell: &Cell| cell.slowed_by.unwrap_or(suite.ground.slowed_by);
-            let found: BTreeSet<_> = deciding.map(|cell| (cell.placement.clone(), factor(cell))).collect();
+            let found: BTreeSet<_> =
+                deciding.map(|cell| (cell.placement.clone(), factor(cell))).collect();
             found.into_iter().for_each(|found| *clusters.entry(found).or_default() += 1);
         }
         clusters
@@ -274,16 +292,29 @@ mod tests {
         for exact in Suite::built_in().into_iter().filter(|suite| !suite.cells().is_empty()) {
             for (suite, least) in [(exact.clone().quick(), 3), (exact, 5)] {
                 let clusters = deciding_clusters(&suite);
-                assert!(clusters.values().all(|count| *count >= least), "{} {clusters:?}", suite.name);
+                assert!(
+                    clusters.values().all(|count| *count >= least),
+                    "{} {clusters:?}",
+                    suite.name
+                );
                 let (ground, baseline) = (&suite.ground, &suite.baseline);
                 if ground.disk == "nvme" {
                     // A slowed NVMe device is not what it should be: Ceph's own code takes the time
                     // there.
-                    assert_eq!((ground.slowed_by, ground.second_slowed_by), (1, None), "{}", suite.name);
+                    assert_eq!(
+                        (ground.slowed_by, ground.second_slowed_by),
+                        (1, None),
+                        "{}",
+                        suite.name
+                    );
                 } else {
                     let second = ground.second_slowed_by.expect("a second factor");
                     for name in [baseline, &suite.placements[1]] {
-                        assert!(clusters.contains_key(&(name.clone(), second)), "{} {name}", suite.name);
+                        assert!(
+                            clusters.contains_key(&(name.clone(), second)),
+                            "{} {name}",
+                            suite.name
+                        );
                     }
                 }
                 assert!(clusters.contains_key(&(format!("{baseline}+again"), ground.slowed_by)));
@@ -326,8 +357,10 @@ mod tests {
         let names = |repeat| contenders(&results, repeat).into_iter().collect::<Vec<String>>();
         assert_eq!(names(6), ["host-tidepool", "osd-tidepool"]);
         assert_eq!(names(results.suite.repeats_max.expect("it may go on") + 1), [""; 0]);
-        let decided =
-            synthetic::results(&[("osd-tidepool", &[300.0; 3]), ("host-tidepool", &[900.0, 910.0, 890.0])]);
+        let decided = synthetic::results(&[
+            ("osd-tidepool", &[300.0; 3]),
+            ("host-tidepool", &[900.0, 910.0, 890.0]),
+        ]);
         assert!(contenders(&decided, 6).is_empty());
     }
 
@@ -347,7 +380,8 @@ mod tests {
         assert_eq!(left, rest);
         let mut other = suite.clone();
         other.fresh_clusters = false;
-        let blocks_of = |suite: &Suite| blocks(suite, suite.repeats, 3, &|_, _| false).expect("blocks").len();
+        let blocks_of =
+            |suite: &Suite| blocks(suite, suite.repeats, 3, &|_, _| false).expect("blocks").len();
         assert_eq!(blocks_of(&suite), blocks_of(&other) * suite.repeats as usize);
     }
 }

@@ -33,7 +33,9 @@ pub(super) fn not_run_sizes(suite: &Suite, cpus: usize) -> Vec<NotRunSize> {
 /// The numbers of clients that are larger than the suite allows on this number of processors.
 pub(super) fn not_run_clients(suite: &Suite, cpus: usize) -> Vec<NotRunClients> {
     let Some(most) = suite.ground.clients_per_processor_max else { return Vec::new() };
-    let why = |clients: u32| Some(NotRunClients { clients, why: too_many(clients, "client", most, cpus)? });
+    let why = |clients: u32| {
+        Some(NotRunClients { clients, why: too_many(clients, "client", most, cpus)? })
+    };
     suite.clients().into_iter().filter_map(why).collect()
 }
 
@@ -64,9 +66,13 @@ mod tests {
     fn what_a_machine_does_not_bear_is_told_with_what_it_takes() {
         let suite = Suite::find("pvc2").expect("it comes with the program");
         let reason = |cpus| -> Vec<(u32, String)> {
-            not_run_sizes(&suite, cpus).into_iter().map(|found| (found.size.osds(), found.why)).collect()
+            not_run_sizes(&suite, cpus)
+                .into_iter()
+                .map(|found| (found.size.osds(), found.why))
+                .collect()
         };
-        let why = "16 OSDs on 2 processors: the suite allows 4 on each, so that it needs 4".to_string();
+        let why =
+            "16 OSDs on 2 processors: the suite allows 4 on each, so that it needs 4".to_string();
         assert_eq!(reason(2), [(16, why)]);
         assert_eq!(reason(1).len(), 3, "one of sixteen, two of eight");
         assert!(reason(4).is_empty());
@@ -76,7 +82,10 @@ mod tests {
         assert!(found.iter().all(|found| found.why == "the quick form leaves it out"), "{found:?}");
         let found = header(&suite, 2);
         let left_out = suite.cells().into_iter().filter(|cell| is_left_out(&found, cell));
-        assert!(left_out.clone().all(|cell| cell.disks * cell.osds_per_disk == 16) && left_out.count() > 0);
+        assert!(
+            left_out.clone().all(|cell| cell.disks * cell.osds_per_disk == 16)
+                && left_out.count() > 0
+        );
         let other = Suite::find("which-side").expect("it comes with the program");
         assert!(not_run_sizes(&other, 1).is_empty() && not_run_clients(&other, 1).is_empty());
     }
@@ -84,7 +93,8 @@ mod tests {
     #[test]
     fn more_clients_than_a_machine_bears_are_left_out_and_told() {
         let suite = Suite::find("micron").expect("it comes with the program");
-        let why = "40 clients on 2 processors: the suite allows 10 on each, so that it needs 4".to_string();
+        let why = "40 clients on 2 processors: the suite allows 10 on each, so that it needs 4"
+            .to_string();
         assert_eq!(not_run_clients(&suite, 2), [NotRunClients { clients: 40, why }]);
         assert!(not_run_clients(&suite, 4).is_empty());
         let found = header(&suite, 2);
@@ -92,6 +102,11 @@ mod tests {
             assert_eq!(is_left_out(&found, &cell), cell.clients == 40, "{cell:?}");
         }
         let with_images = suite.images_on(found.machine.cpus);
-        assert!(suite.cells().iter().all(|cell| is_left_out(&found, cell) || cell.clients <= with_images));
+        assert!(
+            suite
+                .cells()
+                .iter()
+                .all(|cell| is_left_out(&found, cell) || cell.clients <= with_images)
+        );
     }
 }

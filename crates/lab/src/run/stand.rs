@@ -54,7 +54,8 @@ impl Stand {
         guest: Guest,
     ) -> Option<String> {
         let flushed = flushed?;
-        let images: Vec<&String> = self.images[..clients as usize].iter().map(|(image, _)| image).collect();
+        let images: Vec<&String> =
+            self.images[..clients as usize].iter().map(|(image, _)| image).collect();
         mistaken(&images, &flushed, guest)
     }
 }
@@ -66,9 +67,13 @@ fn mistaken(images: &[&String], flushed: &[String], guest: Guest) -> Option<Stri
     let image = images.iter().find(|image| flushed.contains(image) != flushes)?;
     Some(match guest {
         Guest::Flushes => {
-            format!("the cache has seen no flush of {image}, and takes its guest for one that never flushes")
+            format!(
+                "the cache has seen no flush of {image}, and takes its guest for one that never flushes"
+            )
         }
-        Guest::NeverFlushes => format!("the cache has seen a flush of {image}, whose guest never flushes"),
+        Guest::NeverFlushes => {
+            format!("the cache has seen a flush of {image}, whose guest never flushes")
+        }
     })
 }
 
@@ -79,7 +84,8 @@ impl Runner<'_> {
         let arrangement = Arrangement::parse(&shape.below).map_err(RunError::Suite)?;
         let layout = layout::of(&self.suite, block, self.no_network.is_none())?;
         let (parent, program) = (&self.options.parent, &self.options.program);
-        let mut testbed = Testbed::up(parent, program, &layout, &arrangement).map_err(RunError::Placement)?;
+        let mut testbed =
+            Testbed::up(parent, program, &layout, &arrangement).map_err(RunError::Placement)?;
         testbed.calm().map_err(RunError::Placement)?;
         let written_bytes = if self.options.unfilled { 0 } else { ground.image_bytes };
         let mut images = Vec::new();
@@ -94,8 +100,10 @@ impl Runner<'_> {
             images.iter().map(|(image, bytes)| (testbed.direct(image), *bytes)),
         )?;
         let id = journal.results.testbeds.iter().map(|testbed| testbed.id + 1).max().unwrap_or(1);
-        let ceph =
-            testbed.cluster().ceph(&["version"]).map_err(|e: ClusterError| RunError::Placement(e.into()))?;
+        let ceph = testbed
+            .cluster()
+            .ceph(&["version"])
+            .map_err(|e: ClusterError| RunError::Placement(e.into()))?;
         testbed.filled().map_err(RunError::Placement)?;
         // Caches are filled through images. A suite with only rados bench workloads measures caches
         // that were never full.
@@ -127,7 +135,8 @@ impl Runner<'_> {
         images: impl Iterator<Item = (Endpoint, u64)>,
     ) -> Result<(), RunError> {
         let some = images.filter(|(_, bytes)| *bytes > 0);
-        let passes = some.map(|(image, bytes)| Running::start(&image, &fio::pass(&image, pass, bytes)));
+        let passes =
+            some.map(|(image, bytes)| Running::start(&image, &fio::pass(&image, pass, bytes)));
         let passes = passes.collect::<Result<Vec<_>, _>>().map_err(|e| RunError::Load(e.into()))?;
         let watch = Watch::new(self, testbed, PASS_LIMIT);
         for pass in passes {
@@ -138,7 +147,11 @@ impl Runner<'_> {
 
     /// Writes through new caches as many bytes as they hold, over the images several times if
     /// needed. A cache that was never full would take writes in at no cost.
-    fn age(&self, testbed: &Testbed, images: impl Iterator<Item = (Endpoint, u64)>) -> Result<(), RunError> {
+    fn age(
+        &self,
+        testbed: &Testbed,
+        images: impl Iterator<Item = (Endpoint, u64)>,
+    ) -> Result<(), RunError> {
         if self.options.unfilled {
             return Ok(());
         }
@@ -203,7 +216,8 @@ impl Runner<'_> {
         stand.warm = None;
         let proof = stand.testbed.front(front).map_err(RunError::Placement)?;
         if front.is_some_and(|front| front.caches_reads() && !front.caches_in_memory()) {
-            let on_host = stand.images.len().div_ceil(self.suite.ground.hypervisors.max(1) as usize);
+            let on_host =
+                stand.images.len().div_ceil(self.suite.ground.hypervisors.max(1) as usize);
             let bytes = stand.testbed.host_share_bytes() / on_host.max(1) as u64;
             // Caches are filled without the guests in between, because requests through a guest are
             // slow.

@@ -104,10 +104,13 @@ pub fn faults(evidence: &Evidence) -> Vec<String> {
 pub fn lower_bound(evidence: &Evidence) -> Option<String> {
     if evidence.client_thread >= SATURATED {
         let percent = evidence.client_thread * 100.0;
-        return Some(format!("a thread of the client was saturated ({percent:.0} % of a processor)"));
+        return Some(format!(
+            "a thread of the client was saturated ({percent:.0} % of a processor)"
+        ));
     }
-    (evidence.busy >= SATURATED)
-        .then(|| format!("the machine's processors were saturated ({:.0} % busy)", evidence.busy * 100.0))
+    (evidence.busy >= SATURATED).then(|| {
+        format!("the machine's processors were saturated ({:.0} % busy)", evidence.busy * 100.0)
+    })
 }
 
 #[cfg(test)]
@@ -146,14 +149,18 @@ mod tests {
                 Evidence { spilled_bytes: 12, database_bytes: 100, ..good() },
                 "on the disks, and 100 on the SSD",
             ),
-            (Evidence { out_of_place: Some("its mode is write-through".into()), ..good() }, "write-through"),
+            (
+                Evidence { out_of_place: Some("its mode is write-through".into()), ..good() },
+                "write-through",
+            ),
         ] {
             let found = faults(&bad);
             assert!(found.len() == 1 && found[0].contains(wanted), "{found:?}");
         }
         let some = Evidence { spilled_bytes: 10, database_bytes: 100, ..good() };
         assert!(faults(&some).is_empty(), "what is seldom asked for");
-        let cached = Evidence { device_read_bytes: 0, asks_no_device: true, flushes: None, ..good() };
+        let cached =
+            Evidence { device_read_bytes: 0, asks_no_device: true, flushes: None, ..good() };
         assert!(faults(&cached).is_empty(), "a cache in memory is what is measured");
     }
 

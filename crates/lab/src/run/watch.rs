@@ -63,7 +63,9 @@ impl<'a> Watch<'a> {
             ended.or_else(|| {
                 let seconds = STILL_LIMIT.as_secs();
                 hangs.then(|| {
-                    format!("no device has carried anything for {seconds} s: an OSD hangs, or its guest")
+                    format!(
+                        "no device has carried anything for {seconds} s: an OSD hangs, or its guest"
+                    )
                 })
             })
         };
@@ -86,7 +88,10 @@ mod tests {
         let at = |seconds: u64| begun + Duration::from_secs(seconds);
         let mut still = Still { bytes: 0, since: begun };
         assert!(!still.look(STILL_BYTES, at(60)) && !still.look(STILL_BYTES + 4096, at(179)));
-        assert!(still.look(STILL_BYTES + 8192, at(180)), "what an OSD writes by itself is no progress");
+        assert!(
+            still.look(STILL_BYTES + 8192, at(180)),
+            "what an OSD writes by itself is no progress"
+        );
         assert!(!still.look(3 * STILL_BYTES, at(200)));
     }
 }

@@ -13,8 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::student::quantile;
 use super::{
-    CLUSTERS_MIN, Estimate, Metric, Observation, Ratio, Setting, at_both_factors, estimate, judge, looks,
-    moments, observations, runs,
+    CLUSTERS_MIN, Estimate, Metric, Observation, Ratio, Setting, at_both_factors, estimate, judge,
+    looks, moments, observations, runs,
 };
 use crate::results::{Results, Run};
 
@@ -62,7 +62,8 @@ fn at_one_factor(
     level: f64,
 ) -> Ratio {
     let at = |name: &str, settings: &[Setting]| {
-        let found: Vec<&Run> = settings.iter().flat_map(|setting| runs(results, name, setting)).collect();
+        let found: Vec<&Run> =
+            settings.iter().flat_map(|setting| runs(results, name, setting)).collect();
         observations(&found, settings, metric)
     };
     let mut terms = Vec::new();
@@ -102,7 +103,9 @@ fn groups(terms: &mut [(f64, BTreeMap<u32, Observation>)]) -> Vec<Group> {
     // at each point; each term alone.
     let ways: &[&[&[usize]]] = match terms.len() {
         2 => &[&[&[0, 1]], &[&[0], &[1]]],
-        _ => &[&[&[0, 1, 2, 3]], &[&[0, 1], &[2, 3]], &[&[0, 2], &[1, 3]], &[&[0], &[1], &[2], &[3]]],
+        _ => {
+            &[&[&[0, 1, 2, 3]], &[&[0, 1], &[2, 3]], &[&[0, 2], &[1, 3]], &[&[0], &[1], &[2], &[3]]]
+        }
     };
     let shared = |part: &[usize]| -> BTreeSet<u32> {
         let everywhere = |id: &u32| part.iter().all(|&index| terms[index].1.contains_key(id));
@@ -111,15 +114,17 @@ fn groups(terms: &mut [(f64, BTreeMap<u32, Observation>)]) -> Vec<Group> {
     let joined = |way: &&[&[usize]]| way.iter().all(|part| shared(part).len() >= CLUSTERS_MIN);
     let last = ways.last().expect("there is more than one");
     let way = ways.iter().copied().find(joined).unwrap_or(last);
-    let kept: Vec<(&[usize], BTreeSet<u32>)> = way.iter().map(|part| (*part, shared(part))).collect();
+    let kept: Vec<(&[usize], BTreeSet<u32>)> =
+        way.iter().map(|part| (*part, shared(part))).collect();
     let mut groups = Vec::new();
     for (part, clusters) in kept {
         let sign = terms[part[0]].0;
         for &index in part {
             terms[index].1.retain(|id, _| clusters.contains(id));
         }
-        let log =
-            |id: &u32| part.iter().map(|&index| terms[index].0 * terms[index].1[id].log).sum::<f64>() * sign;
+        let log = |id: &u32| {
+            part.iter().map(|&index| terms[index].0 * terms[index].1[id].log).sum::<f64>() * sign
+        };
         groups.push((sign, clusters.iter().map(log).collect()));
     }
     groups
@@ -136,8 +141,13 @@ fn sum(groups: &[Group], alpha: f64) -> Option<Estimate> {
         variance += part;
         spread += part.powi(2) / (logs.len() as f64 - 1.0).max(1.0);
     }
-    let half =
-        || if variance > 0.0 { quantile(alpha, variance.powi(2) / spread) * variance.sqrt() } else { 0.0 };
+    let half = || {
+        if variance > 0.0 {
+            quantile(alpha, variance.powi(2) / spread) * variance.sqrt()
+        } else {
+            0.0
+        }
+    };
     Some(estimate(mean, (count >= CLUSTERS_MIN).then(half), count))
 }
 
@@ -164,7 +174,9 @@ mod tests {
 
     fn found(results: &Results, against: Option<&str>, intervals: usize) -> Ratio {
         let settings = super::super::settings(results, "4k-randwrite");
-        let at = |depth: u32| settings.iter().filter(|of| of.depth == depth).cloned().collect::<Vec<_>>();
+        let at = |depth: u32| {
+            settings.iter().filter(|of| of.depth == depth).cloned().collect::<Vec<_>>()
+        };
         let stretch = Stretch { from: &at(1), to: &at(16), intervals };
         change(results, "a", against, stretch, Metric::Iops)
     }
@@ -188,10 +200,15 @@ mod tests {
             let change = found(&unlike(), against, 1).ratio.expect("a ratio");
             let (low, high) = change.interval.expect("an interval");
             assert!(near(change.value, 4.0) && change.count == 3);
-            assert!(near(low, 2f64.powf(2.0 - half)) && near(high, 2f64.powf(2.0 + half)), "{low} {high}");
+            assert!(
+                near(low, 2f64.powf(2.0 - half)) && near(high, 2f64.powf(2.0 + half)),
+                "{low} {high}"
+            );
         }
         let change = found(&unlike(), Some("b"), 1);
-        assert!(near(change.first.expect("last"), 40.0) && near(change.second.expect("first"), 10.0));
+        assert!(
+            near(change.first.expect("last"), 40.0) && near(change.second.expect("first"), 10.0)
+        );
     }
 
     #[test]
@@ -201,11 +218,16 @@ mod tests {
         others.for_each(|run| run.testbed += 100);
         // The other placement does not change at all, so its clusters add nothing to the interval.
         let (apart, together) = (found(&results, Some("b"), 1), found(&unlike(), Some("b"), 1));
-        let interval = |ratio: &Ratio| ratio.ratio.and_then(|ratio| ratio.interval).expect("an interval");
+        let interval =
+            |ratio: &Ratio| ratio.ratio.and_then(|ratio| ratio.interval).expect("an interval");
         assert!(near(interval(&apart).0, interval(&together).0));
         // Points on clusters of their own have no pairs, and the differences between clusters hide
         // the change.
-        results.runs.iter_mut().filter(|run| run.cell.depth == 16).for_each(|run| run.testbed += 1_000);
+        results
+            .runs
+            .iter_mut()
+            .filter(|run| run.cell.depth == 16)
+            .for_each(|run| run.testbed += 1_000);
         let scattered = found(&results, Some("b"), 1);
         assert!(near(scattered.ratio.expect("a ratio").value, 4.0));
         assert!(interval(&scattered).1 > 10.0 * interval(&apart).1, "{scattered}");
@@ -215,7 +237,9 @@ mod tests {
     #[test]
     fn intervals_that_hold_together_are_wider_and_one_cluster_has_none() {
         let mut results = unlike();
-        let width = |ratio: Ratio| ratio.ratio.and_then(|ratio| ratio.interval).map(|(low, high)| high / low);
+        let width = |ratio: Ratio| {
+            ratio.ratio.and_then(|ratio| ratio.interval).map(|(low, high)| high / low)
+        };
         assert!(width(found(&results, None, 3)) > width(found(&results, None, 1)));
         results.runs.retain(|run| run.repeat == 1);
         let one = found(&results, Some("b"), 1);
@@ -228,7 +252,11 @@ mod tests {
         let limited = |placement: &str, depth: u32| {
             let mut results = unlike();
             let of = |run: &&mut Run| run.cell.placement == placement && run.cell.depth == depth;
-            results.runs.iter_mut().filter(of).for_each(|run| run.lower_bound = Some("the client".into()));
+            results
+                .runs
+                .iter_mut()
+                .filter(of)
+                .for_each(|run| run.lower_bound = Some("the client".into()));
             found(&results, Some("b"), 1).to_string()
         };
         for (placement, depth, words) in

@@ -355,14 +355,19 @@ fn observations(runs: &[&Run], settings: &[Setting], metric: Metric) -> BTreeMap
     }
     let observe = |(testbed, found): (u32, Vec<(&Run, f64)>)| {
         let mean = |setting: &Setting| {
-            let logs: Vec<f64> =
-                found.iter().filter(|(run, _)| setting.holds(&run.cell)).map(|(_, log)| *log).collect();
+            let logs: Vec<f64> = found
+                .iter()
+                .filter(|(run, _)| setting.holds(&run.cell))
+                .map(|(_, log)| *log)
+                .collect();
             (!logs.is_empty()).then(|| moments(&logs).0)
         };
-        let ground = |of: &Setting| (of.disks, of.osds_per_disk, of.slowed_by, of.replicas, of.neighbours);
+        let ground =
+            |of: &Setting| (of.disks, of.osds_per_disk, of.slowed_by, of.replicas, of.neighbours);
         let here = ground(&Setting::of(&found.first()?.0.cell));
         let own = settings.iter().filter(|of| ground(of) == here);
-        let means = own.map(mean).collect::<Option<Vec<f64>>>().filter(|means| !means.is_empty())?;
+        let means =
+            own.map(mean).collect::<Option<Vec<f64>>>().filter(|means| !means.is_empty())?;
         let bound = found.iter().fold(Bound::Exact, |bound, (run, _)| bound.and(metric.bound(run)));
         let durability = found.iter().map(|(run, _)| run.durability).min()?;
         Some((testbed, Observation { log: moments(&means).0, bound, durability }))
@@ -410,21 +415,25 @@ fn at_one_factor(
     alpha: f64,
 ) -> Ratio {
     let of = |name: &str, setting: &Setting| runs(results, name, setting);
-    let counts = |name, setting: &Setting| of(name, setting).iter().any(|run| metric.of(run).is_some());
+    let counts =
+        |name, setting: &Setting| of(name, setting).iter().any(|run| metric.of(run).is_some());
     let both = |setting: &&Setting| names.iter().all(|name| counts(name, setting));
     let settings: Vec<Setting> = settings.iter().filter(both).cloned().collect();
     let mut sides = names.map(|name| {
         let runs: Vec<&Run> = settings.iter().flat_map(|setting| of(name, setting)).collect();
         observations(&runs, &settings, metric)
     });
-    let shared: BTreeSet<u32> = sides[0].keys().filter(|id| sides[1].contains_key(id)).copied().collect();
+    let shared: BTreeSet<u32> =
+        sides[0].keys().filter(|id| sides[1].contains_key(id)).copied().collect();
     let paired = shared.len() >= CLUSTERS_MIN;
     if paired {
         sides.iter_mut().for_each(|side| side.retain(|id, _| shared.contains(id)));
     }
-    let logs = sides.each_ref().map(|side| side.values().map(|found| found.log).collect::<Vec<f64>>());
+    let logs =
+        sides.each_ref().map(|side| side.values().map(|found| found.log).collect::<Vec<f64>>());
     let ratio = if paired {
-        let differences: Vec<f64> = logs[0].iter().zip(&logs[1]).map(|(one, two)| one - two).collect();
+        let differences: Vec<f64> =
+            logs[0].iter().zip(&logs[1]).map(|(one, two)| one - two).collect();
         of_logs(&differences, alpha)
     } else {
         welch(&logs[0], &logs[1], alpha)
@@ -454,30 +463,45 @@ fn at_both_factors(here: Ratio, there: Ratio, factors: [u32; 2]) -> Ratio {
     };
     match verdict {
         None => Ratio { at_second_factor: Some(second), ..here },
-        Some((finding, why)) => Ratio { finding, why: Some(why), at_second_factor: Some(second), ..here },
+        Some((finding, why)) => {
+            Ratio { finding, why: Some(why), at_second_factor: Some(second), ..here }
+        }
     }
 }
 
 /// Ratio of `metric`, first to second: `first` holds runs of one cell, `second` runs of this cell
 /// in another document. The interval is Welch's at the level `alpha`.
-pub fn unpaired(names: [&str; 2], first: &[&Run], second: &[&Run], metric: Metric, alpha: f64) -> Ratio {
+pub fn unpaired(
+    names: [&str; 2],
+    first: &[&Run],
+    second: &[&Run],
+    metric: Metric,
+    alpha: f64,
+) -> Ratio {
     let sides = [first, second].map(|runs| {
         let settings: BTreeSet<Setting> = runs.iter().map(|run| Setting::of(&run.cell)).collect();
         let found = observations(runs, &settings.into_iter().collect::<Vec<_>>(), metric);
         found.into_values().collect::<Vec<Observation>>()
     });
-    let logs = sides.each_ref().map(|side| side.iter().map(|found| found.log).collect::<Vec<f64>>());
+    let logs =
+        sides.each_ref().map(|side| side.iter().map(|found| found.log).collect::<Vec<f64>>());
     judge(names, metric, welch(&logs[0], &logs[1], alpha), sides)
 }
 
 /// The ratio of these observations, with its finding.
-fn judge(names: [&str; 2], metric: Metric, ratio: Option<Estimate>, sides: [Vec<Observation>; 2]) -> Ratio {
+fn judge(
+    names: [&str; 2],
+    metric: Metric,
+    ratio: Option<Estimate>,
+    sides: [Vec<Observation>; 2],
+) -> Ratio {
     let [first, second] = sides.each_ref().map(|side| {
         let logs: Vec<f64> = side.iter().map(|found| found.log).collect();
         (!logs.is_empty()).then(|| moments(&logs).0.exp())
     });
-    let [ours, theirs] =
-        sides.each_ref().map(|side| side.iter().fold(Bound::Exact, |bound, found| bound.and(found.bound)));
+    let [ours, theirs] = sides
+        .each_ref()
+        .map(|side| side.iter().fold(Bound::Exact, |bound, found| bound.and(found.bound)));
     let bound = ours.and(theirs.inverse());
     let worst = sides.each_ref().map(|side| side.iter().map(|found| found.durability).min());
     let (finding, why) = match find(names, metric, ratio, bound, worst) {
@@ -502,7 +526,9 @@ fn find(
     let Some((low, high)) = ratio.interval else {
         return Err("one cluster has no interval; two are the least".into());
     };
-    if let Some((name, _)) = names.iter().zip(durability).find(|(_, d)| *d == Some(Durability::Volatile)) {
+    if let Some((name, _)) =
+        names.iter().zip(durability).find(|(_, d)| *d == Some(Durability::Volatile))
+    {
         return Err(format!(
             "{name} acknowledges writes that are in memory only, and takes part in no comparison"
         ));
@@ -515,10 +541,14 @@ fn find(
         Bound::Exact | Bound::AtMost if high < 1.0 && !same => Finding::Less,
         Bound::Exact => return Err("the interval has both more and less".into()),
         Bound::AtLeast => {
-            return Err("the client or the machine was a limit: the truth is this ratio or more".into());
+            return Err(
+                "the client or the machine was a limit: the truth is this ratio or more".into()
+            );
         }
         Bound::AtMost => {
-            return Err("the client or the machine was a limit: the truth is this ratio or less".into());
+            return Err(
+                "the client or the machine was a limit: the truth is this ratio or less".into()
+            );
         }
     };
     // The safer placement may win over the less safe one, because it does more; not the other way
@@ -565,8 +595,10 @@ pub struct Summary {
 
 /// Figures of these runs, which are of one cell.
 pub fn summary(runs: &[&Run]) -> Summary {
-    let counted: Vec<&Run> = runs.iter().copied().filter(|run| objections(run).is_empty()).collect();
-    let settings: Vec<Setting> = runs.first().map(|run| Setting::of(&run.cell)).into_iter().collect();
+    let counted: Vec<&Run> =
+        runs.iter().copied().filter(|run| objections(run).is_empty()).collect();
+    let settings: Vec<Setting> =
+        runs.first().map(|run| Setting::of(&run.cell)).into_iter().collect();
     let of = |metric: Metric| {
         let found = observations(&counted, &settings, metric);
         of_logs(&found.values().map(|found| found.log).collect::<Vec<f64>>(), ALPHA)

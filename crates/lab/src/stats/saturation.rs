@@ -38,7 +38,8 @@ pub enum Saturation {
 impl Saturation {
     /// The saturation of these points, which are in ascending order of the load.
     pub fn of(points: &[Point]) -> Saturation {
-        let Some((last, before)) = points.split_last().filter(|(_, before)| !before.is_empty()) else {
+        let Some((last, before)) = points.split_last().filter(|(_, before)| !before.is_empty())
+        else {
             return Saturation::OnePoint;
         };
         let is_full = |index: usize| {
@@ -49,7 +50,9 @@ impl Saturation {
         };
         match (0..before.len()).find(|index| is_full(*index)) {
             None => Saturation::NotReached,
-            Some(index) if points[index..].iter().any(|point| point.is_limited) => Saturation::Limited(index),
+            Some(index) if points[index..].iter().any(|point| point.is_limited) => {
+                Saturation::Limited(index)
+            }
             Some(index) => Saturation::At(index),
         }
     }

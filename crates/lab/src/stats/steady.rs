@@ -33,8 +33,11 @@ impl Course {
         let least = values.iter().copied().fold(f64::MAX, f64::min);
         let from_middle = |index: usize| index as f64 - (count - 1.0) / 2.0;
         let squares: f64 = (0..WINDOWS).map(|index| from_middle(index).powi(2)).sum();
-        let products: f64 =
-            values.iter().enumerate().map(|(index, value)| from_middle(index) * (value - mean)).sum();
+        let products: f64 = values
+            .iter()
+            .enumerate()
+            .map(|(index, value)| from_middle(index) * (value - mean))
+            .sum();
         Course { range: (most - least) / mean, slope: products / squares * (count - 1.0) / mean }
     }
 
@@ -77,11 +80,13 @@ impl Steadiness {
         if requests.is_stationary() && dirty.is_stationary() {
             return Steadiness::Sustained;
         }
-        let left_bytes = run.drained.map_or(windows[WINDOWS - 1].dirty_bytes, |drained| drained.dirty_bytes);
+        let left_bytes =
+            run.drained.map_or(windows[WINDOWS - 1].dirty_bytes, |drained| drained.dirty_bytes);
         if left_bytes == 0 && windows.iter().all(|window| window.dirty_bytes == 0) {
             return Steadiness::Varying;
         }
-        let absorbed_bytes = windows.iter().fold(0, |sum: u64, w| sum.saturating_add(w.written_bytes));
+        let absorbed_bytes =
+            windows.iter().fold(0, |sum: u64, w| sum.saturating_add(w.written_bytes));
         Steadiness::Absorbing { absorbed_bytes, left_bytes }
     }
 
@@ -148,7 +153,10 @@ mod tests {
         );
         let mut slowing = run([900, 800, 700, 600, 500], level);
         slowing.drained = Some(Drained { dirty_bytes: 999, seconds: 1.0, hurried_bytes: 0 });
-        assert_eq!(Steadiness::of(&slowing), Steadiness::Absorbing { absorbed_bytes: 35, left_bytes: 999 });
+        assert_eq!(
+            Steadiness::of(&slowing),
+            Steadiness::Absorbing { absorbed_bytes: 35, left_bytes: 999 }
+        );
     }
 
     #[test]
@@ -160,7 +168,10 @@ mod tests {
         assert_eq!(Steadiness::Sustained.and(Steadiness::Varying), Steadiness::Varying);
         assert_eq!(Steadiness::Varying.and(Steadiness::Unknown), Steadiness::Unknown);
         varying.drained = Some(Drained { dirty_bytes: 9, seconds: 1.0, hurried_bytes: 0 });
-        assert_eq!(Steadiness::of(&varying), Steadiness::Absorbing { absorbed_bytes: 35, left_bytes: 9 });
+        assert_eq!(
+            Steadiness::of(&varying),
+            Steadiness::Absorbing { absorbed_bytes: 35, left_bytes: 9 }
+        );
     }
 
     #[test]
@@ -180,6 +191,9 @@ mod tests {
             assert_eq!(pair[0].and(pair[1]), wanted);
         }
         let larger = Steadiness::Absorbing { absorbed_bytes: 36, left_bytes: 6 };
-        assert_eq!(absorbing.and(larger), Steadiness::Absorbing { absorbed_bytes: 35, left_bytes: 6 });
+        assert_eq!(
+            absorbing.and(larger),
+            Steadiness::Absorbing { absorbed_bytes: 35, left_bytes: 6 }
+        );
     }
 }

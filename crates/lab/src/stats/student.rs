@@ -76,7 +76,8 @@ fn ln_gamma(x: f64) -> f64 {
         x += 1.0;
     }
     let inverse = 1.0 / (x * x);
-    let series = (1.0 / 12.0 - inverse * (1.0 / 360.0 - inverse * (1.0 / 1260.0 - inverse / 1680.0))) / x;
+    let series =
+        (1.0 / 12.0 - inverse * (1.0 / 360.0 - inverse * (1.0 / 1260.0 - inverse / 1680.0))) / x;
     (x - 0.5) * x.ln() - x + 0.5 * (2.0 * std::f64::consts::PI).ln() + series - shift
 }
 
@@ -102,6 +103,8 @@ mod tests {
             let found = quantile(alpha, degrees);
             assert!((found - wanted).abs() < 6e-4, "{alpha} {degrees}: {found}");
         }
-        assert!(quantile(0.05, 2.5) < quantile(0.05, 2.0) && quantile(0.05, 2.5) > quantile(0.05, 3.0));
+        assert!(
+            quantile(0.05, 2.5) < quantile(0.05, 2.0) && quantile(0.05, 2.5) > quantile(0.05, 3.0)
+        );
     }
 }

@@ -13,7 +13,8 @@ fn ratio(results: &Results, placement: &str, against: &str) -> Ratio {
 #[test]
 fn the_interval_is_students_on_the_logarithms() {
     // Ratios 2, 4, 8: logarithms 1, 2, 3 times ln 2; mean 2, deviation 1, t for 2 degrees 4.3027.
-    let mut results = synthetic::results(&[("a", &[200.0, 400.0, 800.0]), ("b", &[100.0, 100.0, 100.0])]);
+    let mut results =
+        synthetic::results(&[("a", &[200.0, 400.0, 800.0]), ("b", &[100.0, 100.0, 100.0])]);
     results.suite.repeats_max = None;
     let found = ratio(&results, "a", "b");
     let estimate = found.ratio.expect("a ratio");
@@ -45,7 +46,8 @@ fn more_less_and_the_same_are_findings_of_the_whole_interval() {
 
 #[test]
 fn a_pair_is_of_one_cluster_and_fewer_than_two_say_nothing() {
-    let mut results = synthetic::results(&[("a", &[200.0, 210.0, 1.0]), ("b", &[100.0, 105.0, 100.0])]);
+    let mut results =
+        synthetic::results(&[("a", &[200.0, 210.0, 1.0]), ("b", &[100.0, 105.0, 100.0])]);
     // The third cluster has no run of `b`.
     results.runs.retain(|run| run.cell.placement == "a" || run.repeat != 3);
     let found = ratio(&results, "a", "b");
@@ -59,7 +61,9 @@ fn a_pair_is_of_one_cluster_and_fewer_than_two_say_nothing() {
     assert!(found.why.expect("why").contains("one cluster has no interval"));
     assert_eq!(found.ratio.and_then(|ratio| ratio.interval), None);
     let nothing = ratio(&results, "a", "c");
-    assert!(nothing.ratio.is_none() && nothing.why.expect("why").contains("a and c have no valid runs"));
+    assert!(
+        nothing.ratio.is_none() && nothing.why.expect("why").contains("a and c have no valid runs")
+    );
 }
 
 #[test]
@@ -92,13 +96,20 @@ fn a_limit_from_outside_leaves_one_direction() {
     assert_eq!(found.to_string(), "at least 2.00 × (2.00–2.00)");
     assert_eq!(limited(50.0, "a").finding, Finding::Inconclusive, "it might have been more");
     assert_eq!(limited(100.0, "a").finding, Finding::Inconclusive, "nor is it the same");
-    assert_eq!((limited(50.0, "b").bound, limited(50.0, "b").finding), (Bound::AtMost, Finding::Less));
+    assert_eq!(
+        (limited(50.0, "b").bound, limited(50.0, "b").finding),
+        (Bound::AtMost, Finding::Less)
+    );
     assert_eq!(limited(200.0, "b").finding, Finding::Inconclusive);
     let mut results = synthetic::results(&[("a", &[200.0; 3]), ("b", &[100.0; 3])]);
     results.runs.iter_mut().for_each(|run| run.lower_bound = Some("the client".into()));
     let found = ratio(&results, "a", "b");
     assert_eq!((found.bound, found.finding), (Bound::Unknown, Finding::Inconclusive));
-    results.runs.iter_mut().filter(|run| run.cell.placement == "b").for_each(|run| run.lower_bound = None);
+    results
+        .runs
+        .iter_mut()
+        .filter(|run| run.cell.placement == "b")
+        .for_each(|run| run.lower_bound = None);
     let latency = paired(&results, "a", "b", &settings(&results, "4k-80-20"), Metric::Mean);
     assert_eq!(
         (latency.bound, latency.finding),
@@ -125,7 +136,9 @@ fn nothing_wins_by_having_fewer_copies() {
     );
     assert_eq!(found(Volatile, Volatile, 900.0).finding, Finding::Inconclusive);
     assert_eq!(found(OneCopy, Volatile, 50.0).finding, Finding::Inconclusive);
-    assert!(found(OneCopy, Replicated, 900.0).why.expect("why").contains("a has one copy of a write"));
+    assert!(
+        found(OneCopy, Replicated, 900.0).why.expect("why").contains("a has one copy of a write")
+    );
     assert_eq!(found(OneCopy, Replicated, 100.0).finding, Finding::Inconclusive);
     assert_eq!(found(Replicated, OneCopy, 900.0).finding, Finding::More, "safer and faster");
     assert_eq!(found(OneCopy, Replicated, 50.0).finding, Finding::Less);
@@ -135,13 +148,18 @@ fn nothing_wins_by_having_fewer_copies() {
 fn over_several_loads_a_cluster_counts_once_and_only_if_it_is_whole() {
     let mut results = synthetic::results(&[("a", &[200.0, 200.0, 200.0]), ("b", &[100.0; 3])]);
     for (placement, iops) in [("a", 800.0), ("b", 100.0)] {
-        results.runs.extend((1..=3).map(|repeat| synthetic::run(placement, "4k-80-20", 32, repeat, iops)));
+        results
+            .runs
+            .extend((1..=3).map(|repeat| synthetic::run(placement, "4k-80-20", 32, repeat, iops)));
     }
     let found = ratio(&results, "a", "b").ratio.expect("a ratio");
     assert!(near(found.value, 4.0) && found.count == 3, "{found:?}");
     results.runs.pop();
     let found = ratio(&results, "a", "b").ratio.expect("a ratio");
-    assert!(near(found.value, 4.0) && found.count == 2, "the third cluster lacks a depth: {found:?}");
+    assert!(
+        near(found.value, 4.0) && found.count == 2,
+        "the third cluster lacks a depth: {found:?}"
+    );
 }
 
 #[test]
@@ -149,7 +167,8 @@ fn without_pairs_the_interval_is_welchs() {
     // The variances of the logarithms are 1 and 0, with three values each: two degrees of freedom.
     let e = std::f64::consts::E;
     let of = |placement: &str, speeds: [f64; 3], from: u32| {
-        let run = |(at, iops)| Run { testbed: at, ..synthetic::run(placement, "4k-80-20", 1, 1, iops) };
+        let run =
+            |(at, iops)| Run { testbed: at, ..synthetic::run(placement, "4k-80-20", 1, 1, iops) };
         (from..).zip(speeds).map(run).collect::<Vec<Run>>()
     };
     let (first, second) = (of("b", [100.0, 100.0 * e, 100.0 * e * e], 1), of("a", [100.0; 3], 11));
@@ -168,21 +187,31 @@ fn without_pairs_the_interval_is_welchs() {
     let within = ratio(&results, "b", "a").ratio.expect("a ratio");
     let widest = |found: &Estimate| found.interval.expect("one").1;
     assert!(near(within.value, estimate.value), "{within}");
-    assert!(widest(&within) > widest(&estimate), "the first look of several has a part of the error");
+    assert!(
+        widest(&within) > widest(&estimate),
+        "the first look of several has a part of the error"
+    );
     let same = of_two(&second, &second, 0.05);
-    assert_eq!((same.finding, same.ratio.expect("one").interval), (Finding::Same, Some((1.0, 1.0))));
+    assert_eq!(
+        (same.finding, same.ratio.expect("one").interval),
+        (Finding::Same, Some((1.0, 1.0)))
+    );
     assert_eq!(of_two(&first[..1], &second, 0.05).finding, Finding::Inconclusive);
     assert_eq!(of_two(&[], &[], 0.05).ratio, None);
 }
 
 #[test]
 fn repeats_on_one_cluster_count_as_one() {
-    let mut results = synthetic::results(&[("a", &[200.0, 205.0, 195.0, 210.0]), ("b", &[100.0; 4])]);
+    let mut results =
+        synthetic::results(&[("a", &[200.0, 205.0, 195.0, 210.0]), ("b", &[100.0; 4])]);
     for run in &mut results.runs {
         run.testbed = if run.cell.placement == "a" { 1 } else { 2 };
     }
     let found = ratio(&results, "a", "b");
-    assert_eq!((found.finding, found.ratio.and_then(|found| found.interval)), (Finding::Inconclusive, None));
+    assert_eq!(
+        (found.finding, found.ratio.and_then(|found| found.interval)),
+        (Finding::Inconclusive, None)
+    );
     // Two clusters with two runs each give two observations: the means of the logarithms.
     for run in &mut results.runs {
         run.testbed += 10 * (run.repeat % 2);
@@ -243,11 +272,15 @@ fn percentiles_are_those_of_all_requests_together() {
         (percentile_us(&both, 500), percentile_us(&both, 890), percentile_us(&both, 891)),
         (Some(1.0), Some(1.0), Some(2.0))
     );
-    assert_eq!((percentile_us(&both, 990), percentile_us(&both, 1000)), (Some(9_000.0), Some(9_000.0)));
+    assert_eq!(
+        (percentile_us(&both, 990), percentile_us(&both, 1000)),
+        (Some(9_000.0), Some(9_000.0))
+    );
     assert_eq!((percentile_us(&[], 500), percentile_us(&[(5, 0)], 500)), (None, None));
     assert_eq!(percentile_us(&[(1, u64::MAX), (2_000, u64::MAX)], 990), Some(2.0));
     runs[0].histogram.clear();
     assert_eq!(merged(&runs.each_ref()), None, "what is missing would not be seen");
-    let worst = runs.each_ref().map(|run| run.figures.p99_us).into_iter().flatten().reduce(f64::max);
+    let worst =
+        runs.each_ref().map(|run| run.figures.p99_us).into_iter().flatten().reduce(f64::max);
     assert_eq!(summary(&runs.each_ref()).p99_us, worst, "the worst repeat, and no average");
 }

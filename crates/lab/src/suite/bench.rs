@@ -39,7 +39,8 @@ impl Tool {
 impl Workload {
     /// Checks a workload of `rados bench`; an error says what is wrong.
     pub(super) fn check_bench(&self) -> Result<(), String> {
-        if !matches!(self.rw.as_str(), "write" | "read" | "randread") || self.read_percent.is_some() {
+        if !matches!(self.rw.as_str(), "write" | "read" | "randread") || self.read_percent.is_some()
+        {
             return Err(format!(
                 "rados bench has rw write, read (seq) or randread (rand) and no read_percent, not \"{}\"",
                 self.rw
@@ -56,7 +57,8 @@ impl Workload {
         }
         if self.caches == Caches::Cold {
             return Err(
-                "what rados bench reads was written before by itself: its caches are never cold".into()
+                "what rados bench reads was written before by itself: its caches are never cold"
+                    .into(),
             );
         }
         if self.block_bytes > OBJECT_BYTES_MAX {
@@ -65,7 +67,8 @@ impl Workload {
         // A run that reads begins with as many objects as there are requests in flight, whether
         // those objects exist or not.
         let most = |axis: &[u32]| u64::from(axis.iter().copied().max().unwrap_or(1));
-        let least = most(&self.depth).saturating_mul(most(&self.clients)).saturating_mul(self.block_bytes);
+        let least =
+            most(&self.depth).saturating_mul(most(&self.clients)).saturating_mul(self.block_bytes);
         if self.reads() && self.set_bytes < least {
             return Err(format!(
                 "set_bytes is at least an object for each request in flight, {}",
@@ -98,19 +101,24 @@ impl Suite {
         let disks = u64::from(disks.iter().min().copied().unwrap_or(1));
         let osds = disks * u64::from(osds_per_disk.iter().max().copied().unwrap_or(1));
         let bytes = disk_bytes.saturating_mul(disks);
-        let usable =
-            (bytes / 100 * DISKS_PERCENT_MAX).min(bytes.saturating_sub(OSD_ROOM_BYTES.saturating_mul(osds)));
+        let usable = (bytes / 100 * DISKS_PERCENT_MAX)
+            .min(bytes.saturating_sub(OSD_ROOM_BYTES.saturating_mul(osds)));
         let images = image_bytes.saturating_mul(self.images().into());
         (usable / u64::from(self.ground.replicas_max()).max(1)).saturating_sub(images)
     }
 
     /// Checks the room for the objects of a workload of `rados bench`, and that no placement is in
     /// front of the cluster.
-    pub(super) fn check_objects(&self, workload: &Workload, placements: &[String]) -> Result<(), String> {
+    pub(super) fn check_objects(
+        &self,
+        workload: &Workload,
+        placements: &[String],
+    ) -> Result<(), String> {
         if workload.tool != Tool::RadosBench {
             return Ok(());
         }
-        let between = |name: &&String| Arrangement::parse(name).is_ok_and(|found| found.front().is_some());
+        let between =
+            |name: &&String| Arrangement::parse(name).is_ok_and(|found| found.front().is_some());
         if let Some(name) = placements.iter().find(between) {
             return Err(format!(
                 "rados bench has no images, and goes past {name}: name placements without it"
@@ -154,15 +162,21 @@ mod tests {
             ("set_bytes = 0", "set_bytes = 1000000000000", "its objects have at most"),
             ("tool = \"rados-bench\"", "tool = \"iometer\"", "line "),
             ("tool = \"rados-bench\"\n", "", "set_bytes is at least one block"),
-            ("\"osd-tidepool\",\n", "\"osd-tidepool\",\n    \"host-tidepool\",\n", "goes past host-tidepool"),
+            (
+                "\"osd-tidepool\",\n",
+                "\"osd-tidepool\",\n    \"host-tidepool\",\n",
+                "goes past host-tidepool",
+            ),
             ("metric = \"mean\"", "metric = \"p99\"", "rados bench tells no percentiles"),
         ] {
             assert!(SUITE.contains(from), "{from}");
-            let error = Suite::parse("s.toml", &SUITE.replacen(from, to, 1)).expect_err(to).to_string();
+            let error =
+                Suite::parse("s.toml", &SUITE.replacen(from, to, 1)).expect_err(to).to_string();
             assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
         }
         let suite = Suite::parse("s.toml", SUITE).expect("a suite");
-        let read = suite.workloads.iter().find(|workload| workload.reads()).expect("one that reads");
+        let read =
+            suite.workloads.iter().find(|workload| workload.reads()).expect("one that reads");
         let few = Workload { set_bytes: 15 * read.block_bytes, depth: vec![16], ..read.clone() };
         let error = few.check_bench().expect_err("sixteen in flight");
         assert!(error.contains("for each request in flight, 64 MiB"), "{error}");
@@ -182,9 +196,13 @@ mod tests {
         let ground = &bench.ground;
         let disks = ground.disk_bytes * u64::from(ground.disks[0]);
         assert_eq!(bench.images(), 0);
-        assert!(bench.objects_bytes_max() * u64::from(ground.replicas) <= disks / 100 * DISKS_PERCENT_MAX);
+        assert!(
+            bench.objects_bytes_max() * u64::from(ground.replicas)
+                <= disks / 100 * DISKS_PERCENT_MAX
+        );
         let mut both = bench.clone();
-        let images = Workload { tool: Tool::Fio, clients: vec![1, 3], ..bench.workloads[0].clone() };
+        let images =
+            Workload { tool: Tool::Fio, clients: vec![1, 3], ..bench.workloads[0].clone() };
         both.workloads.push(images);
         assert_eq!(both.images(), 3);
         assert_eq!(bench.objects_bytes_max() - both.objects_bytes_max(), 3 * ground.image_bytes);

@@ -20,7 +20,18 @@ const IOPS_MAX: u32 = 1_000_000;
 /// path: 4 KiB random, 70 % reads, one request at a time. Written as `N`, or as `N:IOPS`, which
 /// limits each to IOPS requests per second.
 #[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, JsonSchema,
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Default,
+    Serialize,
+    Deserialize,
+    JsonSchema,
 )]
 #[serde(try_from = "String", into = "String")]
 #[schemars(with = "String")]
@@ -44,7 +55,8 @@ impl FromStr for Neighbours {
             Some((count, iops)) => (count, Some(iops.parse::<u32>().map_err(|_| wrong())?)),
             None => (text, None),
         };
-        let count = count.parse::<u32>().ok().filter(|count| *count <= CLIENTS_MAX).ok_or_else(wrong)?;
+        let count =
+            count.parse::<u32>().ok().filter(|count| *count <= CLIENTS_MAX).ok_or_else(wrong)?;
         if iops_max.is_some_and(|iops| !(IOPS_MIN..=IOPS_MAX).contains(&iops)) {
             return Err(wrong());
         }
@@ -81,7 +93,9 @@ impl fmt::Display for Neighbours {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.count, self.iops_max) {
             (0, _) => write!(f, "no neighbours"),
-            (count, None) => write!(f, "{} without a limit", words::count(count as usize, "neighbour")),
+            (count, None) => {
+                write!(f, "{} without a limit", words::count(count as usize, "neighbour"))
+            }
             (count, Some(iops)) => {
                 let all = words::count(count as usize, "neighbour");
                 write!(f, "{all} of at most {iops} requests per second each")
@@ -117,15 +131,19 @@ impl Ground {
 
     /// Checks these axes, on clusters with at least this number of OSDs.
     fn check_beside(&self, osds: u32) -> Result<(), String> {
-        let all: Vec<u32> = [self.replicas].into_iter().chain(self.replicas_beside.iter().copied()).collect();
+        let all: Vec<u32> =
+            [self.replicas].into_iter().chain(self.replicas_beside.iter().copied()).collect();
         if all.iter().any(|replicas| !(1..=osds).contains(replicas)) {
             return Err("replicas are at least 1 and at most as many as OSDs".into());
         }
         if all.iter().collect::<BTreeSet<_>>().len() < all.len() {
-            return Err("replicas_beside has each number of copies once, and not that of replicas".into());
+            return Err(
+                "replicas_beside has each number of copies once, and not that of replicas".into()
+            );
         }
         let own = self.neighbours.unwrap_or_default();
-        let all: Vec<Neighbours> = [own].into_iter().chain(self.neighbours_beside.iter().copied()).collect();
+        let all: Vec<Neighbours> =
+            [own].into_iter().chain(self.neighbours_beside.iter().copied()).collect();
         if all.iter().collect::<BTreeSet<_>>().len() < all.len() {
             return Err("neighbours_beside has each once, and not those of neighbours".into());
         }
@@ -226,15 +244,15 @@ mod tests {
     #[test]
     fn both_axes_are_measured_beside_the_grounds_point_and_not_with_each_other() {
         let plain = Suite::parse("s.toml", SUITE).expect("a suite");
-        let suite = with("replicas = 2\nreplicas_beside = [1]\nneighbours_beside = [\"2:100\", \"2\"]\n");
+        let suite =
+            with("replicas = 2\nreplicas_beside = [1]\nneighbours_beside = [\"2:100\", \"2\"]\n");
         let suite = suite.expect("a suite");
         let (before, after) = (plain.cells(), suite.cells());
         assert!(before.iter().all(|cell| !cell.is_beside() && after.contains(cell)));
         let beside: Vec<&Cell> = after.iter().filter(|cell| cell.is_beside()).collect();
         assert!(
-            beside
-                .iter()
-                .all(|cell| cell.slowed_by.is_none() && cell.replicas.is_none() != cell.neighbours.is_none())
+            beside.iter().all(|cell| cell.slowed_by.is_none()
+                && cell.replicas.is_none() != cell.neighbours.is_none())
         );
         assert!(beside.iter().all(|cell| !words::is_again(&cell.placement)));
         let at = |wanted: &dyn Fn(&Cell) -> bool| beside.iter().filter(|cell| wanted(cell)).count();
@@ -254,7 +272,10 @@ mod tests {
             ("replicas = 2\nreplicas_beside = [1, 1]\n", "each number of copies once"),
             ("replicas = 2\nreplicas_beside = 1\n", "line "),
             ("replicas = 2\nneighbours = \"many\"\n", "N:IOPS"),
-            ("replicas = 2\nneighbours = \"2\"\nneighbours_beside = [\"2\"]\n", "not those of neighbours"),
+            (
+                "replicas = 2\nneighbours = \"2\"\nneighbours_beside = [\"2\"]\n",
+                "not those of neighbours",
+            ),
             ("replicas = 2\nneighbours_beside = [\"0\"]\n", "not those of neighbours"),
             ("replicas = 2\nneighbours = \"20\"\n", "images with 2 copies"),
         ] {
@@ -275,7 +296,10 @@ mod tests {
         let same = plain.clone().with_replicas(&[2]).expect("that is what it has");
         assert_eq!(same.sha256(), plain.sha256());
         let one = plain.clone().with_replicas(&[1, 2]).expect("one copy, and two beside");
-        assert_eq!((one.ground.replicas, one.ground.replicas_beside.as_slice()), (1, [2].as_slice()));
+        assert_eq!(
+            (one.ground.replicas, one.ground.replicas_beside.as_slice()),
+            (1, [2].as_slice())
+        );
         assert!(plain.clone().with_replicas(&[3]).is_err());
         // The quick form has only clusters with seven disks; the exact form also has a cluster with
         // one.
@@ -284,7 +308,12 @@ mod tests {
         journal.quick().with_replicas(&[2, 3]).expect("there are enough OSDs");
         let two: Neighbours = "2:100".parse().expect("two");
         let crowd = plain.clone().with_neighbours(&[two]).expect("there is room");
-        assert!(crowd.cells().iter().all(|cell| !cell.is_beside() && crowd.neighbours(cell) == Some(two)));
+        assert!(
+            crowd
+                .cells()
+                .iter()
+                .all(|cell| !cell.is_beside() && crowd.neighbours(cell) == Some(two))
+        );
         let toml = toml::to_string(&crowd).expect("TOML");
         assert_eq!(Suite::parse("s.toml", &toml).expect("a suite"), crowd);
         let alone = crowd.with_neighbours(&[Neighbours::default()]).expect("nobody");

@@ -36,7 +36,8 @@ impl Suite {
         unique("workload", self.workloads.iter().map(|workload| &workload.name))?;
         self.check_placements()?;
         for found in &self.workloads {
-            self.check_workload(found).map_err(|what| format!("the workload {}: {what}", found.name))?;
+            self.check_workload(found)
+                .map_err(|what| format!("the workload {}: {what}", found.name))?;
         }
         self.check_cells()?;
         self.check_setups()?;
@@ -68,7 +69,10 @@ impl Suite {
             return Err(format!("the baseline {} is none of its placements", self.baseline));
         }
         if !workload(&self.deciding) {
-            return Err(format!("the deciding workload {} is none of its workloads", self.deciding));
+            return Err(format!(
+                "the deciding workload {} is none of its workloads",
+                self.deciding
+            ));
         }
         if self.seconds > SECONDS_MAX || self.ramp_s > SECONDS_MAX || self.repeats > REPEATS_MAX {
             return Err(format!("at most {SECONDS_MAX} seconds and {REPEATS_MAX} repeats"));
@@ -76,9 +80,12 @@ impl Suite {
         if self.quick.as_ref().is_some_and(|quick| quick.smaller == 0) {
             return Err("the quick form is at least 1 times smaller".into());
         }
-        let mut left_out = self.without.iter().chain(self.quick.iter().flat_map(|quick| &quick.without));
+        let mut left_out =
+            self.without.iter().chain(self.quick.iter().flat_map(|quick| &quick.without));
         let needed = |name: &String| *name == self.baseline || *name == self.deciding;
-        if let Some(wrong) = left_out.find(|name| needed(name) || !placement(name) && !workload(name)) {
+        if let Some(wrong) =
+            left_out.find(|name| needed(name) || !placement(name) && !workload(name))
+        {
             return Err(format!(
                 "it cannot be without {wrong}: that decides, or is none of its placements and workloads"
             ));
@@ -103,11 +110,13 @@ impl Suite {
     /// Checks a workload, by itself and on its placements.
     fn check_workload(&self, found: &Workload) -> Result<(), String> {
         found.check(&self.ground)?;
-        let placements = if found.placements.is_empty() { &self.placements } else { &found.placements };
+        let placements =
+            if found.placements.is_empty() { &self.placements } else { &found.placements };
         let below = placements.iter().find(|placement| {
             let arrangement = Arrangement::parse(placement);
-            arrangement
-                .is_ok_and(|found| found.within(&[Layer::Device, Layer::Tier]).any(|p| p.caches_reads()))
+            arrangement.is_ok_and(|found| {
+                found.within(&[Layer::Device, Layer::Tier]).any(|p| p.caches_reads())
+            })
         });
         if let Some(below) = below.filter(|_| found.caches == Caches::Cold) {
             return Err(format!("the cache of {below} is never cold"));
@@ -128,12 +137,14 @@ impl Suite {
                 found.access
             ));
         }
-        if let Some(unknown) = found.placements.iter().find(|name| !self.placements.contains(name)) {
+        if let Some(unknown) = found.placements.iter().find(|name| !self.placements.contains(name))
+        {
             return Err(format!("{unknown} is none of the placements"));
         }
         self.check_objects(found, placements)?;
         let most = found.clients.iter().copied().max().unwrap_or(1);
-        if placements.iter().any(|name| name == words::HOST_BOUND) && !self.ground.fits(found, most) {
+        if placements.iter().any(|name| name == words::HOST_BOUND) && !self.ground.fits(found, most)
+        {
             return Err(format!(
                 "{} has whole sets on the SSD, which does not hold those of {most} clients; leave it out of the workload's placements",
                 words::HOST_BOUND
@@ -144,8 +155,10 @@ impl Suite {
 
     /// Checks that the suite has not too many cells.
     fn check_cells(&self) -> Result<(), String> {
-        let grounds = self.ground.disks.len() * self.ground.osds_per_disk.len() * self.placements.len();
-        let loads: usize = self.workloads.iter().map(|found| found.depth.len() * found.clients.len()).sum();
+        let grounds =
+            self.ground.disks.len() * self.ground.osds_per_disk.len() * self.placements.len();
+        let loads: usize =
+            self.workloads.iter().map(|found| found.depth.len() * found.clients.len()).sum();
         let points = 1 + self.ground.replicas_beside.len() + self.ground.neighbours_beside.len();
         if grounds.saturating_mul(loads).saturating_mul(points) > CELLS_MAX {
             return Err(format!("it measures more than {CELLS_MAX} things: take fewer numbers"));
@@ -167,7 +180,9 @@ impl Ground {
             return Err(format!("a cluster has at most {OSDS_MAX} OSDs"));
         }
         if [self.osds_per_processor_max, self.clients_per_processor_max].contains(&Some(0)) {
-            return Err("osds_per_processor_max and clients_per_processor_max are at least 1".into());
+            return Err(
+                "osds_per_processor_max and clients_per_processor_max are at least 1".into()
+            );
         }
         if u64::from(self.servers) > least(&self.disks) {
             return Err("there are no more servers than disks".into());
@@ -175,22 +190,27 @@ impl Ground {
         if !(1..=HOSTS_MAX).contains(&self.hypervisors) {
             return Err(format!("there are 1 to {HOSTS_MAX} hypervisors"));
         }
-        if self
-            .second_slowed_by
-            .is_some_and(|factor| factor == self.slowed_by || !(1..=SLOWED_BY_MAX).contains(&factor))
-        {
+        if self.second_slowed_by.is_some_and(|factor| {
+            factor == self.slowed_by || !(1..=SLOWED_BY_MAX).contains(&factor)
+        }) {
             return Err(format!(
                 "second_slowed_by is 1 to {SLOWED_BY_MAX} and another factor than slowed_by"
             ));
         }
         if !(1..=SLOWED_BY_MAX).contains(&self.slowed_by) || self.delay_us > DELAY_US_MAX {
-            return Err(format!("slowed_by is 1 to {SLOWED_BY_MAX}, delay_us at most {DELAY_US_MAX}"));
+            return Err(format!(
+                "slowed_by is 1 to {SLOWED_BY_MAX}, delay_us at most {DELAY_US_MAX}"
+            ));
         }
         let sizes = [self.disk_bytes, self.ssd_bytes, self.image_bytes];
         if sizes.iter().any(|bytes| !(SIZE_BYTES_MIN..=SIZE_BYTES_MAX).contains(bytes)) {
             return Err("disks, SSD and images have 64 MiB to 16 TiB".into());
         }
-        if self.ceph_conf.iter().any(|line| line.contains('\n') || line.trim_start().starts_with('[')) {
+        if self
+            .ceph_conf
+            .iter()
+            .any(|line| line.contains('\n') || line.trim_start().starts_with('['))
+        {
             return Err("ceph_conf has lines of the global section only".into());
         }
         if self.disk.starts_with(NVME) && (self.slowed_by != 1 || self.second_slowed_by.is_some()) {
@@ -207,8 +227,9 @@ impl Workload {
         if self.tool == Tool::RadosBench {
             self.check_bench()?;
         }
-        self.pattern()
-            .ok_or_else(|| format!("\"{}\" is nothing that fio does, or lacks read_percent", self.rw))?;
+        self.pattern().ok_or_else(|| {
+            format!("\"{}\" is nothing that fio does, or lacks read_percent", self.rw)
+        })?;
         if self.block_bytes == 0 || !self.block_bytes.is_multiple_of(512) {
             return Err("block_bytes is a multiple of 512".into());
         }
@@ -219,15 +240,25 @@ impl Workload {
         }
         if self.sync == Sync::Dsync {
             return Err(
-                "fio opens no image with O_DSYNC: write sync = \"flush\", a flush after each write".into()
+                "fio opens no image with O_DSYNC: write sync = \"flush\", a flush after each write"
+                    .into(),
             );
         }
         if self.guest == Guest::NeverFlushes && self.sync != Sync::None {
             return Err("a guest that never flushes has no sync".into());
         }
-        let axes = [(&self.depth, DEPTH_MAX), (&self.clients, CLIENTS_MAX), (&vec![self.jobs], CLIENTS_MAX)];
-        if axes.iter().any(|(axis, most)| axis.is_empty() || axis.iter().any(|n| !(1..=*most).contains(n))) {
-            return Err(format!("depth is 1 to {DEPTH_MAX}, clients and jobs are 1 to {CLIENTS_MAX}"));
+        let axes = [
+            (&self.depth, DEPTH_MAX),
+            (&self.clients, CLIENTS_MAX),
+            (&vec![self.jobs], CLIENTS_MAX),
+        ];
+        if axes
+            .iter()
+            .any(|(axis, most)| axis.is_empty() || axis.iter().any(|n| !(1..=*most).contains(n)))
+        {
+            return Err(format!(
+                "depth is 1 to {DEPTH_MAX}, clients and jobs are 1 to {CLIENTS_MAX}"
+            ));
         }
         Ok(())
     }
@@ -235,12 +266,18 @@ impl Workload {
 
 /// Fails if there is no class of devices with this name.
 fn class(name: &str) -> Result<(), String> {
-    let names = || preset::all().into_iter().map(|preset| preset.spec.name).collect::<Vec<_>>().join(", ");
-    preset::find(name).map(drop).ok_or_else(|| format!("no class {name} of devices; there are {}", names()))
+    let names =
+        || preset::all().into_iter().map(|preset| preset.spec.name).collect::<Vec<_>>().join(", ");
+    preset::find(name)
+        .map(drop)
+        .ok_or_else(|| format!("no class {name} of devices; there are {}", names()))
 }
 
 /// Fails if a name occurs twice.
-pub(super) fn unique<'a>(what: &str, names: impl IntoIterator<Item = &'a String>) -> Result<(), String> {
+pub(super) fn unique<'a>(
+    what: &str,
+    names: impl IntoIterator<Item = &'a String>,
+) -> Result<(), String> {
     let mut seen = BTreeSet::new();
     let again = names.into_iter().find(|name| !seen.insert(*name));
     again.map_or(Ok(()), |name| Err(format!("the {what} {name} is named twice")))
@@ -252,18 +289,35 @@ mod tests {
 
     #[test]
     fn a_direction_that_cannot_be_tested_is_told_in_one_line() {
-        let good =
-            Suite::find("micron").map(|_| include_str!("../suites/micron.toml")).expect("it is built in");
+        let good = Suite::find("micron")
+            .map(|_| include_str!("../suites/micron.toml"))
+            .expect("it is built in");
         let axis = "axis = { along = \"depth\", trend = \"falls\" }";
         for (from, to, wanted) in [
-            (axis, "axis = { along = \"clients\", trend = \"falls\" }", "has one point of the axis clients"),
-            (axis, "axis = { along = \"osds\", plateau_beyond = 4 }", "has one point of the axis OSDs"),
+            (
+                axis,
+                "axis = { along = \"clients\", trend = \"falls\" }",
+                "has one point of the axis clients",
+            ),
+            (
+                axis,
+                "axis = { along = \"osds\", plateau_beyond = 4 }",
+                "has one point of the axis OSDs",
+            ),
             (axis, "axis = { along = \"weather\", trend = \"falls\" }", "line "),
             (axis, "axis = { along = \"depth\" }", "either trend or plateau_beyond"),
-            (axis, "axis = { along = \"depth\", trend = \"rises\", plateau_beyond = 4 }", "either trend or"),
+            (
+                axis,
+                "axis = { along = \"depth\", trend = \"rises\", plateau_beyond = 4 }",
+                "either trend or",
+            ),
             (axis, "axis = { along = \"depth\", plateau_beyond = 0 }", "at least 1"),
             (axis, "", "either expect or axis"),
-            (axis, "axis = { along = \"depth\", trend = \"falls\" }\nexpect = \"more\"", "either expect or"),
+            (
+                axis,
+                "axis = { along = \"depth\", trend = \"falls\" }\nexpect = \"more\"",
+                "either expect or",
+            ),
             ("against = \"bluestore-colocated+alloc-16k\"\nexpect", "expect", "needs against"),
             ("ratio = 1.71", "ratio = 0", "above 0"),
             ("metric = \"p99\"", "metric = \"p98\"", "line "),
@@ -279,12 +333,14 @@ mod tests {
             ),
         ] {
             assert!(good.contains(from), "{from}");
-            let error = Suite::parse("s.toml", &good.replacen(from, to, 1)).expect_err(to).to_string();
+            let error =
+                Suite::parse("s.toml", &good.replacen(from, to, 1)).expect_err(to).to_string();
             assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
         }
         // The quick form keeps one depth. That is no error of the suite: the verdict reports it.
         assert_eq!(Suite::parse("s.toml", good).expect("a suite").quick().directions.len(), 8);
-        let uneven = good.replacen(axis, "axis = { along = \"osds_per_node\", plateau_beyond = 4 }", 1);
+        let uneven =
+            good.replacen(axis, "axis = { along = \"osds_per_node\", plateau_beyond = 4 }", 1);
         let uneven = uneven.replacen("disks = [2]", "disks = [2, 3]", 1);
         let error = Suite::parse("s.toml", &uneven).expect_err("two servers").to_string();
         assert!(error.contains("as many disks each"), "{error}");
@@ -313,7 +369,11 @@ mod tests {
             ("\"osd-passthrough\"", "\"osd-magic\"", "no placement osd-magic"),
             ("depth = [1, 4, 16, 32]", "depth = [0]", "depth"),
             ("name = \"4k-randwrite\"", "name = \"4k-80-20\"", "twice"),
-            ("guest = \"never_flushes\"", "guest = \"never_flushes\"\nsync = \"flush\"", "has no sync"),
+            (
+                "guest = \"never_flushes\"",
+                "guest = \"never_flushes\"\nsync = \"flush\"",
+                "has no sync",
+            ),
             ("sync = \"flush\"", "sync = \"dsync\"", "no image with O_DSYNC"),
             ("guest = \"never_flushes\"", "guest = \"sleeps\"", "line "),
             ("caches = \"warm\"", "caches = \"warm\"\naccess = \"fibre-channel\"", "line "),
@@ -328,12 +388,16 @@ mod tests {
             ("repeats_beside = 2", "repeats_beside = 9", "in its quick form: repeats_beside"),
         ] {
             assert!(good.contains(from), "{from}");
-            let error = Suite::parse("s.toml", &good.replacen(from, to, 1)).expect_err(to).to_string();
+            let error =
+                Suite::parse("s.toml", &good.replacen(from, to, 1)).expect_err(to).to_string();
             assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
         }
         let guests = include_str!("../suites/bcache.toml");
-        let alone =
-            guests.replacen("servers = 1", "servers = 0", 1).replacen("delay_us = 50", "delay_us = 0", 1);
+        let alone = guests.replacen("servers = 1", "servers = 0", 1).replacen(
+            "delay_us = 50",
+            "delay_us = 0",
+            1,
+        );
         let error = Suite::parse("s.toml", &alone).expect_err("no network").to_string();
         assert!(error.contains("OSDs are in guests, which need a network"), "{error}");
         assert!(Suite::find("nothing").is_err());

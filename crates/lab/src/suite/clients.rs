@@ -12,8 +12,10 @@ impl Suite {
 
     /// All numbers of clients of the measured workloads, in ascending order.
     pub fn clients(&self) -> Vec<u32> {
-        let measured = self.workloads.iter().filter(|workload| !self.without.contains(&workload.name));
-        let mut clients: Vec<u32> = measured.flat_map(|workload| workload.clients.iter().copied()).collect();
+        let measured =
+            self.workloads.iter().filter(|workload| !self.without.contains(&workload.name));
+        let mut clients: Vec<u32> =
+            measured.flat_map(|workload| workload.clients.iter().copied()).collect();
         clients.sort_unstable();
         clients.dedup();
         clients
@@ -38,7 +40,9 @@ impl Suite {
     /// Checks that each number of clients of the quick form is one of a workload's.
     pub(super) fn check_quick_clients(&self) -> Result<(), String> {
         let wanted = self.quick.iter().flat_map(|quick| &quick.clients);
-        let known = |clients: &u32| self.workloads.iter().any(|workload| workload.clients.contains(clients));
+        let known = |clients: &u32| {
+            self.workloads.iter().any(|workload| workload.clients.contains(clients))
+        };
         match wanted.copied().find(|clients| !known(clients)) {
             Some(clients) => Err(format!("in its quick form: no workload has {clients} clients")),
             None => Ok(()),
@@ -85,7 +89,8 @@ mod tests {
             ("clients_per_processor_max = 10", "clients_per_processor_max = -1", "line "),
         ] {
             assert!(SUITE.contains(from), "{from}");
-            let error = Suite::parse("s.toml", &SUITE.replacen(from, to, 1)).expect_err(to).to_string();
+            let error =
+                Suite::parse("s.toml", &SUITE.replacen(from, to, 1)).expect_err(to).to_string();
             assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
         }
     }

@@ -201,12 +201,14 @@ impl Direction {
             return self.check_needs(suite);
         }
         let known = [Some(&self.placement), self.against.as_ref()];
-        let known = known.into_iter().flatten().all(|placement| suite.placements.contains(placement));
+        let known =
+            known.into_iter().flatten().all(|placement| suite.placements.contains(placement));
         let Some(workload) = suite.workload(&self.workload).filter(|_| known) else {
             return Err("it names what the suite does not have".into());
         };
         let other = self.other_path(suite, workload)?.unwrap_or(workload);
-        for (name, workload) in [(Some(&self.placement), workload), (self.against.as_ref(), other)] {
+        for (name, workload) in [(Some(&self.placement), workload), (self.against.as_ref(), other)]
+        {
             if let Some(name) = name.filter(|name| !workload.is_on(name)) {
                 return Err(format!("{name} is not measured in {}", workload.name));
             }
@@ -218,9 +220,16 @@ impl Direction {
             return Err(format!("no cluster has {}", words::count(disks as usize, "disk")));
         }
         if self.metric == Measure::P99 && !workload.tool.tells_percentiles() {
-            return Err(format!("rados bench tells no percentiles, so that {} has none", self.workload));
+            return Err(format!(
+                "rados bench tells no percentiles, so that {} has none",
+                self.workload
+            ));
         }
-        if self.published.iter().any(|published| !(published.ratio.is_finite() && published.ratio > 0.0)) {
+        if self
+            .published
+            .iter()
+            .any(|published| !(published.ratio.is_finite() && published.ratio > 0.0))
+        {
             return Err("a published ratio is a number above 0".into());
         }
         match (self.expect, self.axis) {
@@ -232,13 +241,19 @@ impl Direction {
         let ground = &suite.ground;
         let uneven = ground.disks.iter().any(|disks| !disks.is_multiple_of(ground.servers.max(1)));
         match self.axis.map(|axis| axis.along) {
-            Some(Along::OsdsPerNode) if uneven => Err("servers do not have as many disks each".into()),
+            Some(Along::OsdsPerNode) if uneven => {
+                Err("servers do not have as many disks each".into())
+            }
             _ => Ok(()),
         }
     }
 
     /// The workload of `against`, if it is not the claim's own workload.
-    fn other_path<'a>(&self, suite: &'a Suite, workload: &Workload) -> Result<Option<&'a Workload>, String> {
+    fn other_path<'a>(
+        &self,
+        suite: &'a Suite,
+        workload: &Workload,
+    ) -> Result<Option<&'a Workload>, String> {
         let Some(name) = &self.against_workload else { return Ok(None) };
         let other = suite.workload(name).ok_or("it names what the suite does not have")?;
         if self.expect.is_none() || self.axis.is_some() {
@@ -265,7 +280,9 @@ impl Direction {
         let names = [Some(&self.placement), self.against.as_ref()];
         let set_up = |name: &String| suite.setups.iter().any(|setup| setup.name == *name);
         let known = |name: &&String| suite.placements.contains(name) || set_up(name);
-        if suite.workload(&self.workload).is_none() || !names.into_iter().flatten().all(|name| known(&name)) {
+        if suite.workload(&self.workload).is_none()
+            || !names.into_iter().flatten().all(|name| known(&name))
+        {
             return Err("it names what the suite does not have".into());
         }
         match (&self.against, self.expect, self.axis) {
@@ -276,7 +293,9 @@ impl Direction {
 
     /// Checks that the claim's axis has at least two points in a suite.
     pub(super) fn has_points(&self, suite: &Suite) -> Result<(), String> {
-        let (Some(axis), Some(workload)) = (self.axis, suite.workload(&self.workload)) else { return Ok(()) };
+        let (Some(axis), Some(workload)) = (self.axis, suite.workload(&self.workload)) else {
+            return Ok(());
+        };
         let points = match axis.along {
             Along::Depth => workload.depth.len(),
             Along::Clients => workload.clients.len(),
@@ -294,7 +313,11 @@ impl Direction {
             }
         };
         if points < 2 {
-            return Err(format!("{} has one point of the axis {}", self.workload, axis.along.title()));
+            return Err(format!(
+                "{} has one point of the axis {}",
+                self.workload,
+                axis.along.title()
+            ));
         }
         Ok(())
     }
@@ -317,7 +340,8 @@ mod tests {
     fn a_claim_about_some_disks_needs_a_cluster_that_has_as_many() {
         let good = include_str!("../suites/journal.toml");
         let suite = Suite::parse("s.toml", good).expect("a suite");
-        let of_seven = suite.directions.iter().find(|direction| direction.disks == Some(7)).expect("one");
+        let of_seven =
+            suite.directions.iter().find(|direction| direction.disks == Some(7)).expect("one");
         assert!(of_seven.counts(4, 7) && !of_seven.counts(4, 2));
         for (from, to, wanted) in [
             ("disks = 7\n", "disks = 5\n", "no cluster has 5 disks"),
@@ -329,7 +353,8 @@ mod tests {
             ),
         ] {
             assert!(good.contains(from), "{from}");
-            let error = Suite::parse("s.toml", &good.replacen(from, to, 1)).expect_err(to).to_string();
+            let error =
+                Suite::parse("s.toml", &good.replacen(from, to, 1)).expect_err(to).to_string();
             assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
         }
         let paths = include_str!("../suites/diskspd-256k.toml");
@@ -341,8 +366,18 @@ mod tests {
             (&needs[..], against, "against = \"nothing\"\nneeds", "does not have"),
             (&needs, against, "needs", "a ratio"),
             (paths, path, "against_workload = \"256k\"\n", "does not have"),
-            (paths, path, "against_workload = \"256k-70-30-large\"\n", "other things than their access path"),
-            (paths, path, "against_workload = \"256k-70-30-krbd\"\n", "other things than their access path"),
+            (
+                paths,
+                path,
+                "against_workload = \"256k-70-30-large\"\n",
+                "other things than their access path",
+            ),
+            (
+                paths,
+                path,
+                "against_workload = \"256k-70-30-krbd\"\n",
+                "other things than their access path",
+            ),
             (
                 paths,
                 "against = \"filestore-journal\"\nagainst_workload",
@@ -351,7 +386,8 @@ mod tests {
             ),
         ] {
             assert!(good.contains(from), "{from}");
-            let error = Suite::parse("s.toml", &good.replacen(from, to, 1)).expect_err(to).to_string();
+            let error =
+                Suite::parse("s.toml", &good.replacen(from, to, 1)).expect_err(to).to_string();
             assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
         }
         let other = Suite::find("which-side").expect("it comes with the program");

@@ -59,7 +59,9 @@ pub struct Event {
 }
 
 /// A kind of event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Happening {
     /// The SSD that a placement stands on fails every request from the event on. If a placement
@@ -112,7 +114,8 @@ impl Event {
         let Some(workload) = suite.workload(&self.workload) else {
             return Err(format!("{} is none of the workloads", self.workload));
         };
-        if let Some(unknown) = self.placements.iter().find(|name| !suite.placements.contains(name)) {
+        if let Some(unknown) = self.placements.iter().find(|name| !suite.placements.contains(name))
+        {
             return Err(format!("{unknown} is none of the placements"));
         }
         let windows = 1..=WINDOWS_MAX;
@@ -125,7 +128,9 @@ impl Event {
         match (self.kind.comes_back(), self.back_after) {
             (true, Some(after)) if (1..self.windows_after).contains(&after) => {}
             (true, _) => return Err("back_after is at least 1 and below windows_after".into()),
-            (false, Some(_)) => return Err("nothing comes back, so that it has no back_after".into()),
+            (false, Some(_)) => {
+                return Err("nothing comes back, so that it has no back_after".into());
+            }
             (false, None) => {}
         }
         let osds = suite.sizes().into_iter().map(ClusterSize::osds).min().unwrap_or(0);
@@ -167,7 +172,9 @@ impl Event {
         }
         let named = |what: String| Err(format!("the workload {}: {what}", workload.name));
         if workload.block_bytes > BLOCK_BYTES_MAX {
-            return named(format!("block_bytes is at most {BLOCK_BYTES_MAX} for clients of an event"));
+            return named(format!(
+                "block_bytes is at most {BLOCK_BYTES_MAX} for clients of an event"
+            ));
         }
         let blocks = (workload.set_bytes / workload.block_bytes.max(1)).saturating_mul(clients);
         if blocks > BLOCKS_MAX {
@@ -177,7 +184,9 @@ impl Event {
         }
         let depth = workload.depth.iter().copied().max().map_or(0, u64::from);
         let in_flight = clients.saturating_mul(depth);
-        if in_flight > IN_FLIGHT_MAX || in_flight.saturating_mul(workload.block_bytes) > IN_FLIGHT_BYTES_MAX {
+        if in_flight > IN_FLIGHT_MAX
+            || in_flight.saturating_mul(workload.block_bytes) > IN_FLIGHT_BYTES_MAX
+        {
             return named(format!(
                 "an event's clients have at most {IN_FLIGHT_MAX} requests and {} in flight: take a smaller depth",
                 words::bytes(IN_FLIGHT_BYTES_MAX)
@@ -188,8 +197,10 @@ impl Event {
 
     /// Whether the event happens to this placement of a suite.
     pub fn is_on(&self, suite: &Suite, placement: &str) -> bool {
-        let named = self.placements.is_empty() || self.placements.iter().any(|name| name == placement);
-        let measured = suite.workload(&self.workload).is_some_and(|workload| workload.is_on(placement));
+        let named =
+            self.placements.is_empty() || self.placements.iter().any(|name| name == placement);
+        let measured =
+            suite.workload(&self.workload).is_some_and(|workload| workload.is_on(placement));
         named && measured && !suite.without.iter().any(|name| name == placement)
     }
 }
@@ -263,7 +274,8 @@ impl Suite {
             );
         }
         let grounds = self.placements.len().saturating_mul(self.sizes().len());
-        let clusters = grounds.saturating_mul(self.events.len()).saturating_mul(self.repeats as usize);
+        let clusters =
+            grounds.saturating_mul(self.events.len()).saturating_mul(self.repeats as usize);
         if clusters > CELLS_MAX {
             return Err(format!(
                 "its events take more than {CELLS_MAX} clusters: take fewer repeats, or fewer events"
@@ -289,7 +301,10 @@ mod tests {
         for suite in [&suite, &quick] {
             let found = suite.happenings();
             let on = |kind: Happening| {
-                found.iter().filter(move |(event, _)| event.kind == kind).map(|(_, cell)| &cell.placement)
+                found
+                    .iter()
+                    .filter(move |(event, _)| event.kind == kind)
+                    .map(|(_, cell)| &cell.placement)
             };
             assert!(on(Happening::SsdDies).count() >= 6);
             let each = [
@@ -313,7 +328,11 @@ mod tests {
             let each = each.iter().map(|(event, _)| event.before_s(suite) + event.after_s(suite));
             each.sum::<u32>() * suite.repeats
         };
-        assert!(seconds(&quick) < 25 * 60, "{} s of load, and clusters come up beside it", seconds(&quick));
+        assert!(
+            seconds(&quick) < 25 * 60,
+            "{} s of load, and clusters come up beside it",
+            seconds(&quick)
+        );
         let mut without = quick.clone();
         without.without.push("osd-tidepool".into());
         assert_eq!(without.happenings().len() + 2, quick.happenings().len());
@@ -344,10 +363,12 @@ mod tests {
             ),
         ] {
             assert!(TEXT.contains(from), "{from}");
-            let error = Suite::parse("s.toml", &TEXT.replacen(from, to, 1)).expect_err(to).to_string();
+            let error =
+                Suite::parse("s.toml", &TEXT.replacen(from, to, 1)).expect_err(to).to_string();
             assert!(error.contains(wanted) && !error.contains('\n'), "{from}: {error}");
         }
-        let bound = TEXT.replace("\"bluestore-dbwal\",\n", "\"bluestore-dbwal\",\n    \"ssd-raw\",\n");
+        let bound =
+            TEXT.replace("\"bluestore-dbwal\",\n", "\"bluestore-dbwal\",\n    \"ssd-raw\",\n");
         let error = Suite::parse("s.toml", &bound).expect_err("a bound").to_string();
         assert!(error.contains("ssd-raw has no image behind it"), "{error}");
     }
@@ -355,7 +376,9 @@ mod tests {
     #[test]
     fn a_suite_with_events_has_no_neighbours_and_no_further_copies() {
         let suite = || Suite::find("faults").expect("it comes with the program");
-        for line in ["neighbours = \"2\"", "neighbours_beside = [\"1:100\"]", "replicas_beside = [3]"] {
+        for line in
+            ["neighbours = \"2\"", "neighbours_beside = [\"1:100\"]", "replicas_beside = [3]"]
+        {
             let text = TEXT.replacen("slowed_by = 1\n", &format!("slowed_by = 1\n{line}\n"), 1);
             let error = Suite::parse("s.toml", &text).expect_err(line).to_string();
             assert!(
@@ -366,7 +389,9 @@ mod tests {
         let none = TEXT.replacen("slowed_by = 1\n", "slowed_by = 1\nneighbours = \"0\"\n", 1);
         Suite::parse("s.toml", &none).expect("nobody is no neighbour");
         suite().with_replicas(&[2, 3]).expect_err("the command line says so");
-        suite().with_neighbours(&["2".parse().expect("neighbours")]).expect_err("the command line says so");
+        suite()
+            .with_neighbours(&["2".parse().expect("neighbours")])
+            .expect_err("the command line says so");
     }
 
     #[test]
@@ -383,16 +408,26 @@ mod tests {
                 often,
                 "send 3680000 requests, at most 2000000",
             ),
-            (TEXT, "block_bytes = 4096", "block_bytes = 67108864", "block_bytes is at most 33554432"),
+            (
+                TEXT,
+                "block_bytes = 4096",
+                "block_bytes = 67108864",
+                "block_bytes is at most 33554432",
+            ),
             (TEXT, "depth = [4]", "depth = [1024]", "at most 1024 requests"),
             (&small, "set_bytes = 1073741824", "set_bytes = 2147483648", "have 8388608 blocks"),
         ] {
             assert!(text.contains(from), "{from}");
-            let error = Suite::parse("s.toml", &text.replacen(from, to, 1)).expect_err(to).to_string();
+            let error =
+                Suite::parse("s.toml", &text.replacen(from, to, 1)).expect_err(to).to_string();
             assert!(error.contains(wanted) && !error.contains('\n'), "{from}: {error}");
         }
         let mut longest = Suite::find("faults").expect("it comes with the program");
         (longest.seconds, longest.ramp_s) = (u32::MAX, u32::MAX);
-        assert_eq!(longest.events[0].load_s(&longest), u32::MAX, "no sum overflows, whatever it says");
+        assert_eq!(
+            longest.events[0].load_s(&longest),
+            u32::MAX,
+            "no sum overflows, whatever it says"
+        );
     }
 }

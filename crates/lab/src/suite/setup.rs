@@ -56,7 +56,10 @@ impl Suite {
         let mut names: BTreeSet<&String> = self.placements.iter().collect();
         for setup in &self.setups {
             if setup.placement.is_some() == setup.needs.is_some() {
-                return Err(format!("the set-up {}: it has either a placement or needs", setup.name));
+                return Err(format!(
+                    "the set-up {}: it has either a placement or needs",
+                    setup.name
+                ));
             }
             if let Some(name) = &setup.workload
                 && (self.workload(name).is_none() || setup.placement.is_none())
@@ -89,7 +92,8 @@ mod tests {
             let here = setup.placement.as_ref().is_some_and(|name| suite.placements.contains(name));
             assert_eq!(setup.not_run(&suite).is_none(), here, "{}", setup.name);
         }
-        let text = serde_json::to_string(&Suite::find("which-side").expect("built in")).expect("plain data");
+        let text = serde_json::to_string(&Suite::find("which-side").expect("built in"))
+            .expect("plain data");
         assert!(!text.contains("\"setup\""), "its SHA-256 would be another one");
     }
 
@@ -98,7 +102,11 @@ mod tests {
         let whole = "[[setup]]\nname = \"FileStore and journals, vioscsi\"";
         for (from, to, wanted) in [
             (whole, "[[setup]]\nname = \"filestore-journal\"", "named twice"),
-            ("placement = \"filestore-journal\"\nworkload", "workload", "either a placement or needs"),
+            (
+                "placement = \"filestore-journal\"\nworkload",
+                "workload",
+                "either a placement or needs",
+            ),
             (
                 "placement = \"filestore-journal\"\n",
                 "placement = \"filestore-journal\"\nneeds = \"x\"\n",
@@ -112,13 +120,16 @@ mod tests {
             ),
         ] {
             assert!(SUITE.contains(from), "{from}");
-            let error = Suite::parse("s.toml", &SUITE.replacen(from, to, 1)).expect_err(to).to_string();
+            let error =
+                Suite::parse("s.toml", &SUITE.replacen(from, to, 1)).expect_err(to).to_string();
             assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
         }
         // A placement that the suite or this version does not have is reported, and is no error of
         // the suite.
         let stands = "placement = \"filestore-journal\"\nworkload";
-        for (name, wanted) in [("osd-magic", "no placement osd-magic"), ("ssd-raw", "none of the suite's")] {
+        for (name, wanted) in
+            [("osd-magic", "no placement osd-magic"), ("ssd-raw", "none of the suite's")]
+        {
             let other = SUITE.replacen(stands, &format!("placement = \"{name}\"\nworkload"), 1);
             let other = Suite::parse("s.toml", &other).expect("a suite");
             let mut told = other.setups.iter().filter_map(|setup| setup.not_run(&other));

@@ -10,7 +10,9 @@ use super::{DISKS_PERCENT_MAX, Ground, OSD_ROOM_BYTES, Suite};
 use crate::words;
 
 /// Size of a cluster: its disks, and the OSDs on each disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterSize {
     /// Disks.
@@ -37,7 +39,9 @@ impl Ground {
     /// All cluster sizes of the ground.
     pub fn sizes(&self) -> Vec<ClusterSize> {
         let on = |&disks: &u32| {
-            self.osds_per_disk.iter().map(move |&osds_per_disk| ClusterSize { disks, osds_per_disk })
+            self.osds_per_disk
+                .iter()
+                .map(move |&osds_per_disk| ClusterSize { disks, osds_per_disk })
         };
         self.disks.iter().flat_map(on).collect()
     }
@@ -55,7 +59,8 @@ impl Suite {
     pub(super) fn check_sizes(&self) -> Result<(), String> {
         let all: BTreeSet<ClusterSize> = self.ground.sizes().into_iter().collect();
         let quick = self.quick.iter().flat_map(|quick| &quick.without_sizes);
-        let without: BTreeSet<ClusterSize> = self.without_sizes.iter().chain(quick).copied().collect();
+        let without: BTreeSet<ClusterSize> =
+            self.without_sizes.iter().chain(quick).copied().collect();
         if let Some(wrong) = without.difference(&all).next() {
             return Err(format!("it cannot be without {wrong}: that is none of its sizes"));
         }
@@ -69,7 +74,9 @@ impl Suite {
     pub(super) fn check_room(&self) -> Result<(), String> {
         let clients = self.images();
         let ground = &self.ground;
-        let images = ground.image_bytes.saturating_mul(u64::from(clients) * u64::from(ground.replicas_max()));
+        let images = ground
+            .image_bytes
+            .saturating_mul(u64::from(clients) * u64::from(ground.replicas_max()));
         let is_small = |size: &ClusterSize| {
             let disks = ground.disk_bytes.saturating_mul(size.disks.into());
             let room = OSD_ROOM_BYTES.saturating_mul(size.osds().into());
@@ -114,7 +121,8 @@ mod tests {
             ("{ disks = 1, osds_per_disk = 2 }", "{ disks = 1, osds = 2 }", "line "),
         ] {
             assert!(good.contains(from), "{from}");
-            let error = Suite::parse("s.toml", &good.replacen(from, to, 1)).expect_err(to).to_string();
+            let error =
+                Suite::parse("s.toml", &good.replacen(from, to, 1)).expect_err(to).to_string();
             assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
         }
         let all = good
@@ -124,7 +132,8 @@ mod tests {
         let (_, tail) = tail.split_once("\n]").expect("it ends");
         let all = format!("{head}without_sizes = [{{ disks = 1, osds_per_disk = 2 }}]{tail}");
         let without_claims = all.split("[[direction]]").next().expect("the rest");
-        let error = Suite::parse("s.toml", without_claims).expect_err("nothing is left").to_string();
+        let error =
+            Suite::parse("s.toml", without_claims).expect_err("nothing is left").to_string();
         assert!(error.contains("leaves no size"), "{error}");
     }
 }

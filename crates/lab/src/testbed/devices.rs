@@ -38,8 +38,9 @@ pub(super) fn devices(
     let start = |name: &str, preset: &Preset, bytes: u64, parts: &[u64]| {
         let (backing, mount) = (scratch.join(format!("{name}.data")), scratch.join(name));
         let spec = preset.spec.clone();
-        let emulated = Emulated::start(spec.slowed(layout.slowed_by), bytes, parts, &backing, &mount)
-            .map_err(failed(format!("cannot emulate the device {name}")))?;
+        let emulated =
+            Emulated::start(spec.slowed(layout.slowed_by), bytes, parts, &backing, &mount)
+                .map_err(failed(format!("cannot emulate the device {name}")))?;
         emulated.pause(true);
         Ok::<_, PlacementError>(Device { name: name.into(), emulated, spec })
     };
@@ -52,7 +53,8 @@ pub(super) fn devices(
     let Some((preset, bytes)) = &layout.ssd else { return Ok(devices) };
     let users = below.iter().filter(|placement| placement.ssd() == Ssd::Partitions).count();
     let servers = layout.servers_with_ssd();
-    let osds_max = servers.clone().map(|server| layout.osds_of(server).count()).max().unwrap_or(1).max(1);
+    let osds_max =
+        servers.clone().map(|server| layout.osds_of(server).count()).max().unwrap_or(1).max(1);
     let part = ssd_share_bytes / osds_max as u64 / PARTITION_UNIT_BYTES * PARTITION_UNIT_BYTES;
     if users > 0 && part < PARTITION_BYTES_MIN {
         return Err(too_small("an SSD", "256 MiB for each OSD"));
@@ -68,7 +70,11 @@ pub(super) fn devices(
 }
 
 /// The partitions and the server of each OSD. OSDs with consecutive numbers are on different disks.
-pub(super) fn slots(devices: &[Device], layout: &Layout, below: &[&'static dyn Placement]) -> Vec<Slot> {
+pub(super) fn slots(
+    devices: &[Device],
+    layout: &Layout,
+    below: &[&'static dyn Placement],
+) -> Vec<Slot> {
     let journal = below.iter().any(|placement| placement.journal_on_disk());
     let partitioned = below.iter().any(|placement| placement.ssd() == Ssd::Partitions);
     let rotational = layout.data_media(below).spec.is_rotational();
@@ -80,7 +86,8 @@ pub(super) fn slots(devices: &[Device], layout: &Layout, below: &[&'static dyn P
         let ssd = devices.iter().find(|device| partitioned && device.name == server_ssd(server));
         let part = layout.osds_of(server).position(|of| of == osd).unwrap_or(0) + 1;
         let ssd = ssd.map(|ssd| ssd.emulated.part(part));
-        let fast = ssd.as_ref().and_then(|path| fs::metadata(path).ok()).map(|metadata| metadata.len());
+        let fast =
+            ssd.as_ref().and_then(|path| fs::metadata(path).ok()).map(|metadata| metadata.len());
         Slot {
             data: disk.part(first + usize::from(journal)),
             journal: journal.then(|| disk.part(first)),

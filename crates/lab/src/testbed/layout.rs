@@ -43,8 +43,8 @@ pub struct Layout {
     /// Factor by which devices are slower than their class, and packets slower than `delay`, until
     /// [`super::Testbed::slow`] changes it.
     pub slowed_by: u32,
-    /// Number of equal parts into which an SSD in a server is divided, for the placements that share
-    /// it. The SSD in a hypervisor has one user.
+    /// Number of equal parts into which an SSD in a server is divided, for the placements that
+    /// share it. The SSD in a hypervisor has one user.
     pub ssd_shares: u32,
     /// Lines for the `[global]` section of ceph.conf.
     pub ceph_conf: Vec<String>,
@@ -71,14 +71,18 @@ pub struct Ssds {
 impl Ssds {
     /// The SSDs that a testbed for all these placements needs, with clients on this number of
     /// hypervisors.
-    pub fn of<'a>(arrangements: impl IntoIterator<Item = &'a Arrangement>, hypervisors: u32) -> Ssds {
+    pub fn of<'a>(
+        arrangements: impl IntoIterator<Item = &'a Arrangement>,
+        hypervisors: u32,
+    ) -> Ssds {
         let mut ssds = Ssds::default();
         for arrangement in arrangements {
             let uses = |layers: &[Layer]| {
                 arrangement.within(layers).find(|placement| placement.ssd() != Ssd::Unused)
             };
             ssds.in_servers |= uses(&Layer::BELOW).is_some();
-            let hosts = uses(&[Layer::Client]).map_or(0, |front| front.hosts_min().max(hypervisors));
+            let hosts =
+                uses(&[Layer::Client]).map_or(0, |front| front.hosts_min().max(hypervisors));
             ssds.hosts = ssds.hosts.max(hosts);
         }
         ssds
@@ -134,7 +138,8 @@ impl Layout {
 
     /// The class of the devices that hold the OSDs' data.
     pub(super) fn data_media(&self, below: &[&'static dyn Placement]) -> &Preset {
-        let on_ssd = self.ssd.as_ref().filter(|_| below.iter().any(|placement| placement.disks_are_ssds()));
+        let on_ssd =
+            self.ssd.as_ref().filter(|_| below.iter().any(|placement| placement.disks_are_ssds()));
         on_ssd.map_or(&self.disk, |(preset, _)| preset)
     }
 }
@@ -144,9 +149,13 @@ pub(super) fn disk_parts(
     layout: &Layout,
     below: &[&'static dyn Placement],
 ) -> Result<Vec<u64>, PlacementError> {
-    let each = layout.disk_bytes.saturating_sub(UNPARTITIONED_BYTES) / u64::from(layout.osds_per_disk);
-    let journal =
-        if below.iter().any(|placement| placement.journal_on_disk()) { DISK_JOURNAL_BYTES } else { 0 };
+    let each =
+        layout.disk_bytes.saturating_sub(UNPARTITIONED_BYTES) / u64::from(layout.osds_per_disk);
+    let journal = if below.iter().any(|placement| placement.journal_on_disk()) {
+        DISK_JOURNAL_BYTES
+    } else {
+        0
+    };
     let data = each.saturating_sub(journal) / PARTITION_UNIT_BYTES * PARTITION_UNIT_BYTES;
     if data < 2 * PARTITION_BYTES_MIN {
         return Err(too_small("a disk", "1 GiB for each OSD"));

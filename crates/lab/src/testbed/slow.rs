@@ -58,8 +58,10 @@ impl Slow {
         if there {
             return Ok(());
         }
-        let source =
-            io::Error::new(io::ErrorKind::InvalidInput, format!("the testbed does not have {missing}"));
+        let source = io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("the testbed does not have {missing}"),
+        );
         Err(failed("cannot add time to a hop")(source))
     }
 }
@@ -108,8 +110,9 @@ impl Testbed {
             hop.check(delays, devices)?;
         }
         self.added = added;
-        let of =
-            |hop: Slow| added.filter(|added| added.hop == hop).map_or(Duration::ZERO, |added| added.time);
+        let of = |hop: Slow| {
+            added.filter(|added| added.hop == hop).map_or(Duration::ZERO, |added| added.time)
+        };
         for (name, device) in self.devices() {
             device.lengthen(of(Slow::of_device(name)));
         }
@@ -143,7 +146,8 @@ mod tests {
     fn time_is_added_only_to_a_hop_that_the_testbed_has() {
         let (host, server) = (HOST_SSDS.map(String::from), server_ssd(0));
         let check = |hop: Slow, delays, devices: &[&String]| {
-            hop.check(delays, devices.iter().map(|name| name.as_str())).map_err(|error| error.to_string())
+            hop.check(delays, devices.iter().map(|name| name.as_str()))
+                .map_err(|error| error.to_string())
         };
         let disk = disk(0);
         for (hop, without, with) in [

@@ -60,8 +60,9 @@ fn of_second_copy(results: &Results, found: &SecondCopy) -> Vec<String> {
     );
     let runs = reference_runs(results, single, &results.suite.deciding);
     let dirty = runs.iter().filter_map(|run| run.drained.map(|drained| drained.dirty_bytes)).max();
-    let dirty =
-        dirty.map(|dirty| format!(", {} at the end of a run", words::bytes(dirty))).unwrap_or_default();
+    let dirty = dirty
+        .map(|dirty| format!(", {} at the end of a run", words::bytes(dirty)))
+        .unwrap_or_default();
     let lost = format!(
         "{single} loses with its host, or with that host's SSD, what it has not written back{dirty}."
     );
@@ -92,7 +93,9 @@ fn lead_that_lasts(ranking: &Ranking, lasting: &Lasting) -> String {
     let (Some(first), Some(over)) = (ranking.places.first(), &ranking.lead) else { return lead };
     match lasting.steadiness(&[&first.placement, &over.against]) {
         Steadiness::Sustained => lead,
-        Steadiness::Varying | Steadiness::Unknown => format!("{lead} Whether that lasts is not known."),
+        Steadiness::Varying | Steadiness::Unknown => {
+            format!("{lead} Whether that lasts is not known.")
+        }
         Steadiness::Absorbing { absorbed_bytes, .. } => {
             format!(
                 "For bursts up to {}: {lead} For good: {}",
@@ -106,8 +109,12 @@ fn lead_that_lasts(ranking: &Ranking, lasting: &Lasting) -> String {
 /// What the sustained runs show of placements with as many copies as those of a ranking.
 fn for_good(ranking: &Ranking, lasting: &Lasting) -> String {
     match lasting.ranking(ranking.durability).map(|found| (found, found.places.as_slice())) {
-        None | Some((_, [])) => "no placement had a sustained run, so what lasts was not measured.".into(),
-        Some((_, [only])) => format!("only {} had sustained runs, so nothing is compared.", only.placement),
+        None | Some((_, [])) => {
+            "no placement had a sustained run, so what lasts was not measured.".into()
+        }
+        Some((_, [only])) => {
+            format!("only {} had sustained runs, so nothing is compared.", only.placement)
+        }
         Some((found, _)) => lead(found),
     }
 }
@@ -136,8 +143,9 @@ fn of_lasting(lasting: &Lasting) -> Vec<String> {
     }
     if !unknown.is_empty() {
         let names = words::list(&unknown);
-        sentences
-            .push(format!("The results lack the five windows that show whether a run lasts, of {names}."));
+        sentences.push(format!(
+            "The results lack the five windows that show whether a run lasts, of {names}."
+        ));
     }
     sentences
 }
@@ -199,7 +207,8 @@ pub(super) fn answer(results: &Results, standings: &Standings) -> (Advice, Strin
     }
     if let (Some(first), Some(lead)) = (ranking.places.first(), &ranking.lead) {
         answer.push(latencies(&first.placement, lead));
-        if let Some(over) = first.over_baseline.as_ref().filter(|over| over.against != lead.against) {
+        if let Some(over) = first.over_baseline.as_ref().filter(|over| over.against != lead.against)
+        {
             answer.push(against_baseline(&first.placement, over));
         }
         let waits = [&first.placement, &lead.against].map(|name| {
@@ -216,7 +225,10 @@ pub(super) fn answer(results: &Results, standings: &Standings) -> (Advice, Strin
     answer.extend(of_lasting(lasting));
     answer.extend(second_copy.iter().flat_map(|found| of_second_copy(results, found)));
     answer.push(conditions(results, ranking));
-    answer.push(format!("All of these acknowledge a write with {}.", words::durability(ranking.durability)));
+    answer.push(format!(
+        "All of these acknowledge a write with {}.",
+        words::durability(ranking.durability)
+    ));
     // A ranking of one placement has no winner. It is left out if the sentences about the second
     // copy name its placement.
     let told = |other: &&Ranking| {
@@ -226,7 +238,11 @@ pub(super) fn answer(results: &Results, standings: &Standings) -> (Advice, Strin
     };
     let others = rankings.iter().filter(|other| !std::ptr::eq(*other, ranking));
     for other in others.filter(|other| !told(other)) {
-        answer.push(format!("With {}: {}", words::copies(other.durability), lead_that_lasts(other, lasting)));
+        answer.push(format!(
+            "With {}: {}",
+            words::copies(other.durability),
+            lead_that_lasts(other, lasting)
+        ));
     }
     answer.extend(not_ranked(unranked));
     answer.extend(not_run(results));
@@ -276,7 +292,8 @@ fn against_baseline(first: &str, over: &Compared) -> String {
 
 fn conditions(results: &Results, ranking: &Ranking) -> String {
     let suite = &results.suite;
-    let title = suite.workload(&suite.deciding).map_or(suite.deciding.as_str(), |workload| &workload.title);
+    let title =
+        suite.workload(&suite.deciding).map_or(suite.deciding.as_str(), |workload| &workload.title);
     let axis = |of: fn(&Setting) -> u32| ranking.settings.iter().map(of).collect::<BTreeSet<u32>>();
     let depths: Vec<u32> = axis(|setting| setting.depth).into_iter().collect();
     let mut text = format!("Decided by {title}, queue depth {}", words::list(&depths));
@@ -323,9 +340,11 @@ fn conditions(results: &Results, ranking: &Ranking) -> String {
 }
 
 fn not_run(results: &Results) -> Vec<String> {
-    let sentence =
-        |not_run: &NotRun| format!("{} was not run: {}.", not_run.name(), not_run.why.trim_end_matches('.'));
-    let of_size = |NotRunSize { size, why }: &NotRunSize| format!("{size}: not measured, as {why}.");
+    let sentence = |not_run: &NotRun| {
+        format!("{} was not run: {}.", not_run.name(), not_run.why.trim_end_matches('.'))
+    };
+    let of_size =
+        |NotRunSize { size, why }: &NotRunSize| format!("{size}: not measured, as {why}.");
     let of_clients = |NotRunClients { clients, why }: &NotRunClients| {
         format!("{}: not measured, as {why}.", words::count(*clients as usize, "client"))
     };

@@ -44,7 +44,9 @@ pub(super) fn beside(results: &Results) -> Vec<Beside> {
         for setting in stats::settings_beside(results, &workload.name) {
             points.entry((setting.replicas, setting.neighbours)).or_default().push(setting);
         }
-        for (point, settings) in points.iter().filter(|((copies, of), _)| copies.is_some() || of.is_some()) {
+        for (point, settings) in
+            points.iter().filter(|((copies, of), _)| copies.is_some() || of.is_some())
+        {
             let of = |placement| at(results, placement, &workload.name, *point, settings);
             found.extend(placements(results).into_iter().filter_map(of));
         }
@@ -62,7 +64,8 @@ fn at(
 ) -> Option<Beside> {
     let runs: Vec<&Run> =
         settings.iter().flat_map(|setting| stats::runs(results, placement, setting)).collect();
-    let counted: Vec<&Run> = runs.into_iter().filter(|run| stats::objections(run).is_empty()).collect();
+    let counted: Vec<&Run> =
+        runs.into_iter().filter(|run| stats::objections(run).is_empty()).collect();
     let logs: Vec<f64> = counted.iter().map(|run| run.figures.iops.ln()).collect();
     let ground: Vec<Setting> = settings.iter().map(Setting::on_ground).collect();
     let stretch = Stretch { from: &ground, to: settings, intervals: 1 };
@@ -77,7 +80,8 @@ fn at(
         durability: counted.iter().map(|run| run.durability).min()?,
         iops: (logs.iter().sum::<f64>() / logs.len() as f64).exp(),
         to_ground: stats::change(results, placement, None, stretch, Metric::Iops),
-        neighbours_iops: (!crowds.is_empty()).then(|| crowds.iter().sum::<f64>() / crowds.len() as f64),
+        neighbours_iops: (!crowds.is_empty())
+            .then(|| crowds.iter().sum::<f64>() / crowds.len() as f64),
         what: words::beside(replicas, neighbours)?,
     })
 }
@@ -104,7 +108,8 @@ pub(super) fn sentences(results: &Results, found: &[Beside]) -> Vec<String> {
                 format!("{} {}{copies}", found.placement, found.to_ground)
             })
             .collect();
-        let what = if what.starts_with("beside") { words::capital(what) } else { format!("With {what}") };
+        let what =
+            if what.starts_with("beside") { words::capital(what) } else { format!("With {what}") };
         format!("{what}, requests per second to those without that change: {}.", words::list(&each))
     };
     points.iter().map(sentence).collect()
@@ -132,7 +137,8 @@ mod tests {
             run.cell.neighbours = Some(two);
             run.figures.iops *= part;
             let figures = Some(crate::fio::Figures { iops: 150.0, ..run.figures });
-            run.neighbours = Some(crate::results::Crowd { of: two, figures, command: "fio".into() });
+            run.neighbours =
+                Some(crate::results::Crowd { of: two, figures, command: "fio".into() });
             results.runs.push(run.clone());
             run.cell.neighbours = None;
             run.neighbours = None;
@@ -155,7 +161,13 @@ mod tests {
             .beside
             .iter()
             .map(|of| {
-                (of.placement.as_str(), of.replicas, of.iops.round(), of.durability, of.neighbours_iops)
+                (
+                    of.placement.as_str(),
+                    of.replicas,
+                    of.iops.round(),
+                    of.durability,
+                    of.neighbours_iops,
+                )
             })
             .collect();
         assert_eq!(
@@ -169,8 +181,10 @@ mod tests {
         );
         let ratio = found.beside[0].to_ground.ratio.expect("a ratio");
         assert!((ratio.value - 0.5).abs() < 1e-9 && ratio.interval.is_some(), "{ratio:?}");
-        let told =
-            found.answer.iter().find(|sentence| sentence.starts_with("Beside 2 neighbours of at most 100"));
+        let told = found
+            .answer
+            .iter()
+            .find(|sentence| sentence.starts_with("Beside 2 neighbours of at most 100"));
         assert!(told.expect("neighbours are told").contains("host-tidepool 0.90 ×"), "{told:?}");
         let told = found.answer.iter().find(|sentence| sentence.starts_with("With 2 copies"));
         assert!(told.expect("copies are told").contains("two copies or more"), "{told:?}");
@@ -194,8 +208,13 @@ mod tests {
                 (None, Some(Axis { along, trend: Some(Trend::Falls), plateau_beyond: None }));
             let tested = verdict(&results).directions.remove(0);
             assert_eq!(tested.outcome, Outcome::Reproduced, "{}", tested.evidence);
-            let at: Vec<String> =
-                tested.course.expect("a course").points.iter().map(|point| point.at.to_string()).collect();
+            let at: Vec<String> = tested
+                .course
+                .expect("a course")
+                .points
+                .iter()
+                .map(|point| point.at.to_string())
+                .collect();
             assert_eq!(at, ends);
         }
     }

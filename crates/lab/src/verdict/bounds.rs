@@ -47,9 +47,12 @@ impl Bounded {
 /// were measured.
 pub(super) fn bounds(results: &Results) -> Vec<Bounded> {
     let mut found = Vec::new();
-    for workload in results.suite.workloads.iter().filter(|workload| workload.caches == Caches::Warm) {
+    for workload in
+        results.suite.workloads.iter().filter(|workload| workload.caches == Caches::Warm)
+    {
         let placements = super::placements(results).into_iter();
-        found.extend(placements.filter_map(|placement| bounded(results, placement, &workload.name)));
+        found
+            .extend(placements.filter_map(|placement| bounded(results, placement, &workload.name)));
     }
     found
 }
@@ -90,7 +93,8 @@ pub(super) fn bounded(results: &Results, placement: &str, workload: &str) -> Opt
 /// The part of the blocks read that the caches of a placement missed, over all runs that count.
 /// None where the caches count nothing.
 fn misses(results: &Results, placement: &str, workload: &str) -> Option<f64> {
-    let found = counted(results, placement, workload).filter_map(|run| run.counted.placement.as_object());
+    let found =
+        counted(results, placement, workload).filter_map(|run| run.counted.placement.as_object());
     let (mut hits, mut missed) = (0.0, 0.0);
     for counters in found.flat_map(|placements| placements.values()) {
         hits += counters["hit_blocks"].as_f64().unwrap_or(0.0);
@@ -124,14 +128,17 @@ mod tests {
 
     /// Sets the counters of the cache under the OSDs: of 1,000 blocks read it missed `missed`.
     fn count(results: &mut Results, missed: u64) {
-        let counted = json!({ "osd-tidepool": { "hit_blocks": 1_000 - missed, "miss_blocks": missed } });
+        let counted =
+            json!({ "osd-tidepool": { "hit_blocks": 1_000 - missed, "miss_blocks": missed } });
         let under = results.runs.iter_mut().filter(|run| run.cell.placement == "osd-tidepool");
         under.for_each(|run| run.counted.placement = counted.clone());
     }
 
     #[test]
     fn a_cache_that_is_far_from_its_bound_is_a_fault_of_the_rig_unless_disks_bound_it() {
-        for (under, absorbs, fault) in [(400.0, true, true), (600.0, true, false), (400.0, false, false)] {
+        for (under, absorbs, fault) in
+            [(400.0, true, true), (600.0, true, false), (400.0, false, false)]
+        {
             let found = verdict(&results(under, absorbs));
             assert_eq!(found.bounds.len(), 1, "{:?}", found.bounds);
             assert_eq!(found.bounds[0].rig_fault, fault, "{under} {absorbs}");
@@ -139,8 +146,10 @@ mod tests {
             let ranked: Vec<&str> = ranked.map(|place| place.placement.as_str()).collect();
             assert_eq!(ranked.contains(&"osd-tidepool"), !fault, "{ranked:?}");
             assert!(!ranked.contains(&"osd-on-ssd"), "{ranked:?}");
-            let told =
-                found.answer.iter().any(|sentence| sentence.starts_with("A fault of the rig: in 4k-80-20"));
+            let told = found
+                .answer
+                .iter()
+                .any(|sentence| sentence.starts_with("A fault of the rig: in 4k-80-20"));
             assert_eq!(told, fault, "{:?}", found.answer);
             let against = found.directions.iter().find(|tested| {
                 tested.direction.against.as_deref() == Some("osd-tidepool")
@@ -186,7 +195,9 @@ mod tests {
         };
         assert!(fault("osd-bcache", "4k-80-20") && fault("osd-guest-tidepool", "4k-randwrite"));
         assert!(!fault("osd-bcache-default", "4k-80-20"), "it is made so");
-        assert!(fault("osd-dm-writecache", "4k-randwrite") && !fault("osd-dm-writecache", "4k-80-20"));
+        assert!(
+            fault("osd-dm-writecache", "4k-randwrite") && !fault("osd-dm-writecache", "4k-80-20")
+        );
     }
 
     #[test]
@@ -202,7 +213,8 @@ mod tests {
 
     #[test]
     fn a_cache_in_the_hypervisor_is_beside_the_ssd_itself_and_never_a_fault() {
-        let found = synthetic::results(&[("host-tidepool", &[100.0; 3]), ("ssd-raw", &[1_000.0; 3])]);
+        let found =
+            synthetic::results(&[("host-tidepool", &[100.0; 3]), ("ssd-raw", &[1_000.0; 3])]);
         let [bounded] = &bounds(&found)[..] else { panic!("one") };
         assert_eq!((bounded.bound.as_str(), bounded.rig_fault), ("ssd-raw", false));
     }

@@ -13,8 +13,13 @@ use crate::synthetic::{self, Normal, SPREADS};
 const CAMPAIGNS: u32 = 1_000;
 /// Measurements of a placement on one of its clusters; together they count as one.
 const ON_ONE_CLUSTER: usize = 3;
-const NAMES: [&str; 5] =
-    ["host-tidepool", "osd-tidepool", "bluestore-dbwal", "filestore-journal", "filestore-colocated"];
+const NAMES: [&str; 5] = [
+    "host-tidepool",
+    "osd-tidepool",
+    "bluestore-dbwal",
+    "filestore-journal",
+    "filestore-colocated",
+];
 
 /// Adds one more cluster for each of these placements at each factor. Each placement has its true
 /// requests per second beside its name.
@@ -150,8 +155,11 @@ fn a_winner_that_is_one_is_found_the_more_often_the_further_it_is_ahead() {
     for (form, suite) in at_two_factors() {
         let mut before = 0;
         for (times, least) in [(1.5, 5), (2.0, 70), (3.0, 95)] {
-            let truths =
-                [("host-tidepool", 100.0 * times), ("osd-tidepool", 100.0), ("bluestore-dbwal", 60.0)];
+            let truths = [
+                ("host-tidepool", 100.0 * times),
+                ("osd-tidepool", 100.0),
+                ("bluestore-dbwal", 60.0),
+            ];
             let ends = campaigns(count, &suite, &truths, Some("host-tidepool"));
             println!(
                 "{form}, {times} × ahead: found in {} of {count}, another in {}; {:.2} clusters",

@@ -79,7 +79,8 @@ pub(super) fn amount(measure: Measure, value: f64) -> String {
 
 /// A value of [`metric`] in the measure of a direction.
 fn measured(results: &Results, direction: &Direction, value: f64) -> f64 {
-    let block_bytes = results.suite.workload(&direction.workload).map_or(0, |workload| workload.block_bytes);
+    let block_bytes =
+        results.suite.workload(&direction.workload).map_or(0, |workload| workload.block_bytes);
     if direction.metric == Measure::Bandwidth { value * block_bytes as f64 } else { value }
 }
 
@@ -101,9 +102,9 @@ pub(super) fn figure(
 /// The outcome of a ratio, by what is expected of it.
 fn outcome(expect: Expect, ratio: &Ratio) -> Outcome {
     match (expect, ratio.finding) {
-        (Expect::More, Finding::More) | (Expect::Less, Finding::Less) | (Expect::Same, Finding::Same) => {
-            Outcome::Reproduced
-        }
+        (Expect::More, Finding::More)
+        | (Expect::Less, Finding::Less)
+        | (Expect::Same, Finding::Same) => Outcome::Reproduced,
         (_, Finding::Turns) => Outcome::NotMeasurable,
         (_, Finding::Inconclusive) => Outcome::Inconclusive,
         // A difference that may still be small is no evidence against "the same".
@@ -113,14 +114,23 @@ fn outcome(expect: Expect, ratio: &Ratio) -> Outcome {
 }
 
 /// The outcome of a ratio, and the evidence for it.
-fn of_ratio(direction: &Direction, expect: Expect, ratio: &Ratio, results: &Results) -> (Outcome, String) {
+fn of_ratio(
+    direction: &Direction,
+    expect: Expect,
+    ratio: &Ratio,
+    results: &Results,
+) -> (Outcome, String) {
     let outcome = outcome(expect, ratio);
     let mut evidence = match (ratio.ratio, ratio.first.zip(ratio.second)) {
         (Some(_), Some(both)) => {
             let [first, second] = [both.0, both.1].map(|value| measured(results, direction, value));
             match direction.metric {
                 Measure::Iops => {
-                    format!("{} against {} requests per second", words::number(first), words::number(second))
+                    format!(
+                        "{} against {} requests per second",
+                        words::number(first),
+                        words::number(second)
+                    )
                 }
                 metric => format!(
                     "{} against {}, the {}",
@@ -150,7 +160,10 @@ fn beside(results: &Results, direction: &Direction) -> Option<(Results, Directio
     let access = results.suite.workload(other)?.access;
     let name = format!("{against} over {access}");
     let mut all = results.clone();
-    for run in all.runs.iter_mut().filter(|run| run.cell.workload == *other && run.cell.placement == *against)
+    for run in all
+        .runs
+        .iter_mut()
+        .filter(|run| run.cell.workload == *other && run.cell.placement == *against)
     {
         (run.cell.workload, run.cell.placement) = (direction.workload.clone(), name.clone());
     }
@@ -223,10 +236,14 @@ pub(super) fn test(
     }
     if let Some((all, about)) = beside(results, direction) {
         let sustained = sustained.and_then(|sustained| Some(beside(sustained, direction)?.0));
-        return Tested { direction: direction.clone(), ..test(&all, sustained.as_ref(), bounds, &about) };
+        return Tested {
+            direction: direction.clone(),
+            ..test(&all, sustained.as_ref(), bounds, &about)
+        };
     }
     let Direction { placement, against, workload, .. } = direction;
-    let course = |results: &Results| direction.axis.map(|axis| Course::of(results, direction, axis.along));
+    let course =
+        |results: &Results| direction.axis.map(|axis| Course::of(results, direction, axis.along));
     let found = course(results);
     let of = |results: &Results, course: Option<Course>| match (course, against) {
         (Some(course), _) => course.change,
@@ -250,8 +267,10 @@ pub(super) fn test(
     {
         evidence.push_str(&format!(" {}", plateau.sentence(course.along.title())));
     }
-    let held = compared(direction).map(|name| steadiness(results, name, workload)).reduce(Steadiness::and);
-    if let (Some(Steadiness::Absorbing { absorbed_bytes, .. }), Some(for_good)) = (held, &for_good) {
+    let held =
+        compared(direction).map(|name| steadiness(results, name, workload)).reduce(Steadiness::and);
+    if let (Some(Steadiness::Absorbing { absorbed_bytes, .. }), Some(for_good)) = (held, &for_good)
+    {
         let bytes = words::bytes(absorbed_bytes);
         evidence.push_str(&format!(" That is for bursts up to {bytes}; for good: {for_good}."));
     }

@@ -28,7 +28,9 @@ impl Control {
     pub(super) fn sentence(&self) -> String {
         let Control { placement, against, iops } = self;
         match iops.finding {
-            Finding::Same => format!("The control {placement} came out as equal to {against} ({iops})."),
+            Finding::Same => {
+                format!("The control {placement} came out as equal to {against} ({iops}).")
+            }
             Finding::More | Finding::Less => {
                 format!(
                     "The control {placement} came out as different from {against} ({iops}), which is the same."

@@ -115,20 +115,22 @@ fn points(results: &Results, direction: &Direction, along: Along) -> BTreeMap<u3
     let metric = metric(direction.metric);
     let names = [Some(&direction.placement), direction.against.as_ref()];
     let counts = |setting: &Setting| {
-        names
-            .into_iter()
-            .flatten()
-            .all(|name| stats::runs(results, name, setting).iter().any(|run| metric.of(run).is_some()))
+        names.into_iter().flatten().all(|name| {
+            stats::runs(results, name, setting).iter().any(|run| metric.of(run).is_some())
+        })
     };
     let mut points: BTreeMap<u32, Vec<Setting>> = BTreeMap::new();
-    let of_claim = |setting: &Setting| direction.counts(setting.clients, setting.disks) && counts(setting);
+    let of_claim =
+        |setting: &Setting| direction.counts(setting.clients, setting.disks) && counts(setting);
     for setting in measured(results, &direction.workload, along).into_iter().filter(of_claim) {
         points.entry(place(results, along, &setting)).or_default().push(setting);
     }
     let rests = points.values().map(|settings| settings.iter().map(|of| rest(along, of)).collect());
     let everywhere: Option<BTreeSet<[u32; 4]>> = rests.reduce(|one: BTreeSet<_>, two| &one & &two);
     let everywhere = everywhere.unwrap_or_default();
-    points.values_mut().for_each(|settings| settings.retain(|of| everywhere.contains(&rest(along, of))));
+    points
+        .values_mut()
+        .for_each(|settings| settings.retain(|of| everywhere.contains(&rest(along, of))));
     points.retain(|_, settings| !settings.is_empty());
     points
 }
@@ -138,7 +140,8 @@ impl Course {
     pub(super) fn of(results: &Results, direction: &Direction, along: Along) -> Course {
         let Direction { placement, against, .. } = direction;
         let (metric, against) = (metric(direction.metric), against.as_deref());
-        let found: Vec<(u32, Vec<Setting>)> = points(results, direction, along).into_iter().collect();
+        let found: Vec<(u32, Vec<Setting>)> =
+            points(results, direction, along).into_iter().collect();
         let change = |from: &[Setting], to: &[Setting], intervals: usize| {
             stats::change(results, placement, against, Stretch { from, to, intervals }, metric)
         };
@@ -155,7 +158,8 @@ impl Course {
         let level = level.and_then(|point| found.iter().find(|(at, _)| *at >= point));
         Course {
             along,
-            plateau: level.and_then(|(at, settings)| Plateau::of(results, direction, *at, settings, metric)),
+            plateau: level
+                .and_then(|(at, settings)| Plateau::of(results, direction, *at, settings, metric)),
             steps: steps.collect(),
             points: found.iter().filter_map(point).collect(),
             change: match found.as_slice() {
@@ -200,12 +204,17 @@ impl Course {
         let level = |step: &&Step| step.ratio.finding == Finding::Same;
         if let Some(step) = beyond.iter().find(|step| is_beyond(&step.ratio)) {
             let Step { from, to, ratio } = step;
-            return (Outcome::NotReproduced, format!("from {from} to {to} {along} it changes ({ratio})"));
+            return (
+                Outcome::NotReproduced,
+                format!("from {from} to {to} {along} it changes ({ratio})"),
+            );
         }
         let open = |step: &&&Step| step.ratio.finding == Finding::Inconclusive;
         match (rises, beyond.iter().all(level), before.iter().find(open)) {
             (true, true, _) => (Outcome::Reproduced, String::new()),
-            (false, _, None) => (Outcome::NotReproduced, format!("no step up to {point} {along} is better")),
+            (false, _, None) => {
+                (Outcome::NotReproduced, format!("no step up to {point} {along} is better"))
+            }
             (false, _, Some(step)) => (Outcome::Inconclusive, unsure(step, along)),
             (true, false, _) => {
                 let step = beyond.iter().find(|step| !level(step)).expect("not all are level");
@@ -218,7 +227,9 @@ impl Course {
     pub(super) fn words(&self, direction: &Direction) -> String {
         let point = |point: &Point| match &point.ratio {
             Some(ratio) => format!("{ratio} at {}", point.at),
-            None => format!("{} at {}", super::claims::amount(direction.metric, point.figure), point.at),
+            None => {
+                format!("{} at {}", super::claims::amount(direction.metric, point.figure), point.at)
+            }
         };
         let points: Vec<String> = self.points.iter().map(point).collect();
         if points.is_empty() {
@@ -301,13 +312,16 @@ mod tests {
         verdict(results).directions.remove(0)
     }
 
-    const FALLS: Axis = Axis { along: Along::Depth, trend: Some(Trend::Falls), plateau_beyond: None };
-    const RISES: Axis = Axis { along: Along::Depth, trend: Some(Trend::Rises), plateau_beyond: None };
+    const FALLS: Axis =
+        Axis { along: Along::Depth, trend: Some(Trend::Falls), plateau_beyond: None };
+    const RISES: Axis =
+        Axis { along: Along::Depth, trend: Some(Trend::Rises), plateau_beyond: None };
 
     /// Results in which the ratio of `a` to `b` at two depths has these values on the clusters.
     fn trend(axis: Axis, first: &[f64], last: &[f64]) -> Results {
         let same = [100.0; 3];
-        let speeds = [("a", 1, 6, first), ("a", 1, 64, last), ("b", 1, 6, &same), ("b", 1, 64, &same)];
+        let speeds =
+            [("a", 1, 6, first), ("a", 1, 64, last), ("b", 1, 6, &same), ("b", 1, 64, &same)];
         results(&speeds, Some("b"), axis)
     }
 
@@ -364,7 +378,8 @@ mod tests {
     fn points_differ_in_nothing_but_the_axis() {
         let mut results = trend(FALLS, &[262.0, 265.0, 259.0], &[130.0, 131.0, 129.0]);
         // Eight clients were measured at one depth only, which would look like a trend.
-        let more: Vec<_> = results.runs.iter().filter(|run| run.cell.depth == 64).cloned().collect();
+        let more: Vec<_> =
+            results.runs.iter().filter(|run| run.cell.depth == 64).cloned().collect();
         results.runs.extend(more.into_iter().map(|mut run| {
             run.cell.clients = 8;
             run.figures.iops *= if run.cell.placement == "a" { 40.0 } else { 1.0 };
@@ -389,8 +404,11 @@ mod tests {
     /// One placement with 1, 2, 4 and 8 OSDs on each of two disks.
     fn plateau(speeds: [&[f64]; 4], metric: Measure) -> Tested {
         let axis = Axis { along: Along::Osds, trend: None, plateau_beyond: Some(4) };
-        let speeds: Vec<Speeds<'_>> =
-            [1, 2, 4, 8].into_iter().zip(speeds).map(|(osds, speeds)| ("a", osds, 16, speeds)).collect();
+        let speeds: Vec<Speeds<'_>> = [1, 2, 4, 8]
+            .into_iter()
+            .zip(speeds)
+            .map(|(osds, speeds)| ("a", osds, 16, speeds))
+            .collect();
         let mut results = results(&speeds, None, axis);
         results.machine.cpus = CPUS_MIN;
         results.suite.directions[0].metric = metric;
@@ -399,7 +417,8 @@ mod tests {
 
     #[test]
     fn a_plateau_is_level_beyond_its_point_and_rises_before() {
-        let (one, two, level) = ([100.0, 101.0, 99.0], [180.0, 181.0, 179.0], [182.0, 180.0, 181.0]);
+        let (one, two, level) =
+            ([100.0, 101.0, 99.0], [180.0, 181.0, 179.0], [182.0, 180.0, 181.0]);
         for metric in [Measure::Iops, Measure::Bandwidth, Measure::Mean, Measure::P99] {
             let found = plateau([&one, &two, &level, &two], metric);
             assert_eq!(found.outcome, Outcome::Reproduced, "{metric:?} {}", found.evidence);
@@ -432,6 +451,10 @@ mod tests {
         }
         let nothing = plateau([&one, &two, &[], &[]], Measure::Iops);
         assert_eq!(nothing.outcome, Outcome::Inconclusive);
-        assert!(nothing.evidence.contains("no step beyond 4 OSDs was measured"), "{}", nothing.evidence);
+        assert!(
+            nothing.evidence.contains("no step beyond 4 OSDs was measured"),
+            "{}",
+            nothing.evidence
+        );
     }
 }

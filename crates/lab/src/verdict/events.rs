@@ -67,9 +67,11 @@ impl Happened {
 /// All events, in the order of the suite.
 pub(super) fn happened(results: &Results) -> Vec<Happened> {
     let of_event = |event: &Event| -> Vec<&EventRun> {
-        let mut runs: Vec<&EventRun> = results.events.iter().filter(|run| run.event == event.name).collect();
-        let place =
-            |run: &EventRun| results.suite.placements.iter().position(|name| *name == run.cell.placement);
+        let mut runs: Vec<&EventRun> =
+            results.events.iter().filter(|run| run.event == event.name).collect();
+        let place = |run: &EventRun| {
+            results.suite.placements.iter().position(|name| *name == run.cell.placement)
+        };
         runs.sort_by_key(|run| (place(run), run.cell.clone(), run.repeat));
         runs
     };
@@ -86,8 +88,12 @@ pub(super) fn sentences(results: &Results) -> Vec<String> {
             found.iter().copied().filter(|found| found.invalid.is_empty()).collect();
         let mut silent: Vec<&str> = results.suite.placements.iter().map(String::as_str).collect();
         silent.retain(|name| event.is_on(&results.suite, name));
-        silent
-            .extend(placements(&found).into_iter().filter(|name| !silent.contains(name)).collect::<Vec<_>>());
+        silent.extend(
+            placements(&found)
+                .into_iter()
+                .filter(|name| !silent.contains(name))
+                .collect::<Vec<_>>(),
+        );
         silent.retain(|name| !counted.iter().any(|found| found.placement == *name));
         let mut parts = losses(&counted);
         if !silent.is_empty() {
@@ -104,7 +110,10 @@ pub(super) fn sentences(results: &Results) -> Vec<String> {
             )
         }));
         if !counted.is_empty() {
-            told.push(format!("The longest time without an answer when {title}: {}.", gaps(&counted)));
+            told.push(format!(
+                "The longest time without an answer when {title}: {}.",
+                gaps(&counted)
+            ));
         }
         told
     };
@@ -121,7 +130,8 @@ fn placements<'a>(counted: &[&'a Happened]) -> Vec<&'a str> {
 /// What was lost at worst of each placement, and how many reads of its clients returned other data
 /// than what was acknowledged.
 fn losses(counted: &[&Happened]) -> Vec<String> {
-    let (mut safe, mut lost, mut wrong, mut unknown) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut safe, mut lost, mut wrong, mut unknown) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for placement in placements(counted) {
         let of: Vec<&Happened> =
             counted.iter().copied().filter(|found| found.placement == placement).collect();
@@ -207,7 +217,10 @@ mod tests {
             found.answer
         );
         assert!(
-            found.answer.iter().any(|text| text.contains("83 of 1,000 with host-tidepool-replicated.")),
+            found
+                .answer
+                .iter()
+                .any(|text| text.contains("83 of 1,000 with host-tidepool-replicated.")),
             "{:?}",
             found.answer
         );
@@ -234,7 +247,10 @@ mod tests {
         }
         let found = verdict(&results);
         for text in found.answer.iter().chain([&found.headline]) {
-            assert!(!text.contains("no acknowledged write is lost") && !text.contains("loses"), "{text}");
+            assert!(
+                !text.contains("no acknowledged write is lost") && !text.contains("loses"),
+                "{text}"
+            );
         }
         assert!(found.headline.contains("of bluestore-dbwal, "), "{}", found.headline);
         assert!(found.events.iter().all(|event| event.lost.is_none()));
@@ -243,7 +259,8 @@ mod tests {
     #[test]
     fn a_placement_whose_clients_read_something_older_is_not_called_safe() {
         let mut results = synthetic::events();
-        let is_read = |placement: &str| placement == "bluestore-dbwal" || placement == "host-tidepool";
+        let is_read =
+            |placement: &str| placement == "bluestore-dbwal" || placement == "host-tidepool";
         for run in results.events.iter_mut().filter(|run| is_read(&run.cell.placement)) {
             run.acknowledged.wrong_reads = if run.event == "ssd-dies" { 3 } else { 1 };
         }
@@ -260,8 +277,12 @@ mod tests {
         ] {
             assert!(found.headline.contains(wanted), "{}", found.headline);
         }
-        let out: Vec<&String> = found.answer.iter().filter(|text| text.contains("goes out")).collect();
-        assert!(out.iter().any(|text| text.contains("1 read with host-tidepool returned")), "{out:?}");
+        let out: Vec<&String> =
+            found.answer.iter().filter(|text| text.contains("goes out")).collect();
+        assert!(
+            out.iter().any(|text| text.contains("1 read with host-tidepool returned")),
+            "{out:?}"
+        );
         assert!(!out.iter().any(|text| text.contains("no acknowledged write is lost")), "{out:?}");
         let json = serde_json::to_value(&found).expect("plain data");
         let of_event = json["events"].as_array().expect("events").iter();
@@ -273,12 +294,15 @@ mod tests {
         let mut results = synthetic::which_side();
         let before = verdict(&results);
         let events = synthetic::events();
-        (results.suite.events, results.events) = (events.suite.events.clone(), events.events.clone());
+        (results.suite.events, results.events) =
+            (events.suite.events.clone(), events.events.clone());
         let after = verdict(&results);
         assert_eq!(
             (&after.headline, &after.standings.rankings),
             (&before.headline, &before.standings.rankings)
         );
-        assert!(after.answer.starts_with(&before.answer) && after.answer.len() > before.answer.len());
+        assert!(
+            after.answer.starts_with(&before.answer) && after.answer.len() > before.answer.len()
+        );
     }
 }

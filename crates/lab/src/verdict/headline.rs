@@ -113,8 +113,11 @@ fn not_worth_it(results: &Results, found: &Unworthy, lasting: &Lasting, load: &s
         .map_or("nobody has measured it".into(), |ratio| ratio.to_string());
     match lasting.steadiness(&[&best.placement, baseline]) {
         Steadiness::Absorbing { absorbed_bytes, .. } => {
-            let begin =
-                if *in_bursts { "Cache only for bursts" } else { "Do not cache, not even for bursts" };
+            let begin = if *in_bursts {
+                "Cache only for bursts"
+            } else {
+                "Do not cache, not even for bursts"
+            };
             format!(
                 "{begin}: up to {} {name} has {ratio} the requests per second of {without}, for good {good}, for {load}.",
                 words::bytes(absorbed_bytes)
@@ -131,7 +134,11 @@ fn not_worth_it(results: &Results, found: &Unworthy, lasting: &Lasting, load: &s
 }
 
 /// The first sentence, and its advice. A ratio of runs that only absorb never stands alone in it.
-pub(super) fn first_sentence(results: &Results, decides: &Ranking, lasting: &Lasting) -> (Advice, String) {
+pub(super) fn first_sentence(
+    results: &Results,
+    decides: &Ranking,
+    lasting: &Lasting,
+) -> (Advice, String) {
     let load = words::load(&results.suite);
     if let Some(found) = unworthy(results, lasting) {
         let advice = if found.in_bursts { Advice::OnlyBursts } else { Advice::DoNotCache };

@@ -31,7 +31,11 @@ pub struct Held {
 impl Lasting {
     /// What results show of the placements in these rankings; `sustained` holds the results of
     /// sustained runs alone.
-    pub(super) fn of(results: &Results, rankings: &[Ranking], sustained: Option<&Results>) -> Lasting {
+    pub(super) fn of(
+        results: &Results,
+        rankings: &[Ranking],
+        sustained: Option<&Results>,
+    ) -> Lasting {
         let places = rankings.iter().flat_map(|ranking| &ranking.places);
         let held = places.map(|place| Held {
             placement: place.placement.clone(),

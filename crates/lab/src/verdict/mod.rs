@@ -183,7 +183,8 @@ pub fn verdict(results: &Results) -> Verdict {
 /// the placement that it has to equal.
 pub fn undecided(results: &Results) -> BTreeSet<String> {
     let sustained = lasting::sustained(results);
-    let rankings = [Some(results), sustained.as_ref()].into_iter().flatten().flat_map(|of| rank(of).0);
+    let rankings =
+        [Some(results), sustained.as_ref()].into_iter().flatten().flat_map(|of| rank(of).0);
     let open = rankings.filter_map(|ranking| {
         let lead = ranking.lead.filter(|lead| lead.iops.is_open())?;
         Some([ranking.places.first()?.placement.clone(), lead.against])
@@ -202,7 +203,9 @@ fn caveat(results: &Results) -> Option<String> {
         (one, Some(two)) => format!(", slowed by {one} and, where it decides, by {two}"),
     };
     (!results.devices.is_empty()).then(|| {
-        format!("Emulated devices{speed}: relative order only. The figures are those of no machine.")
+        format!(
+            "Emulated devices{speed}: relative order only. The figures are those of no machine."
+        )
     })
 }
 
@@ -234,7 +237,8 @@ fn bottleneck(results: &Results, placement: &str, workload: &str) -> Option<Bott
 /// The suite's placements, and after them the other placements that were measured.
 pub fn placements(results: &Results) -> Vec<&str> {
     let mut names: Vec<&str> = results.suite.placements.iter().map(String::as_str).collect();
-    let measured: BTreeSet<&str> = results.runs.iter().map(|run| run.cell.placement.as_str()).collect();
+    let measured: BTreeSet<&str> =
+        results.runs.iter().map(|run| run.cell.placement.as_str()).collect();
     let others: Vec<&str> = measured.into_iter().filter(|name| !names.contains(name)).collect();
     names.extend(others);
     names
@@ -245,12 +249,16 @@ pub fn placements(results: &Results) -> Vec<&str> {
 /// deciding workload uses such a path.
 pub fn durability(results: &Results, placement: &str) -> Option<Durability> {
     let suite = &results.suite;
-    let of_path = |name: &str| suite.workload(name).is_some_and(|workload| workload.access.is_volatile());
+    let of_path =
+        |name: &str| suite.workload(name).is_some_and(|workload| workload.access.is_volatile());
     let tells = |workload: &str| !of_path(workload) || of_path(&suite.deciding);
-    let counted = results.runs.iter().filter(|run| run.cell.placement == placement && !run.cell.is_beside());
-    let counted = counted.filter(|run| stats::objections(run).is_empty() && tells(&run.cell.workload));
+    let counted =
+        results.runs.iter().filter(|run| run.cell.placement == placement && !run.cell.is_beside());
+    let counted =
+        counted.filter(|run| stats::objections(run).is_empty() && tells(&run.cell.workload));
     let counted = counted.map(|run| run.durability);
-    let events = results.events.iter().filter(|run| run.cell.placement == placement && run.is_valid());
+    let events =
+        results.events.iter().filter(|run| run.cell.placement == placement && run.is_valid());
     counted.chain(events.map(|run| run.durability)).min()
 }
 

@@ -78,13 +78,17 @@ impl Limit {
     /// The limit for the part in which requests spend most of their time.
     fn of(part: Part) -> Limit {
         match part {
-            Part::NotAccounted | Part::CacheDaemon | Part::Gateway | Part::NbdServer | Part::ClientGuest => {
-                Limit::NotKnown
-            }
+            Part::NotAccounted
+            | Part::CacheDaemon
+            | Part::Gateway
+            | Part::NbdServer
+            | Part::ClientGuest => Limit::NotKnown,
             Part::Network => Limit::Network,
-            Part::OsdQueue | Part::OsdOther | Part::StorePrepare | Part::KvQueue | Part::Replica => {
-                Limit::Osds
-            }
+            Part::OsdQueue
+            | Part::OsdOther
+            | Part::StorePrepare
+            | Part::KvQueue
+            | Part::Replica => Limit::Osds,
             Part::CacheSsd
             | Part::StoreRead
             | Part::DataDevice
@@ -123,14 +127,16 @@ impl Plateau {
             let better = if metric == Metric::Iops { Finding::More } else { Finding::Less };
             found.ratio.finding == better
         };
-        let limit =
-            if means.client_thread_percent >= SATURATED_PERCENT || more_clients.as_ref().is_some_and(more) {
-                Limit::Client
-            } else if means.cpu.total_percent >= SATURATED_PERCENT {
-                Limit::Cpu
-            } else {
-                hop.filter(|hop| hop.share > not_accounted).map_or(Limit::NotKnown, |hop| Limit::of(hop.part))
-            };
+        let limit = if means.client_thread_percent >= SATURATED_PERCENT
+            || more_clients.as_ref().is_some_and(more)
+        {
+            Limit::Client
+        } else if means.cpu.total_percent >= SATURATED_PERCENT {
+            Limit::Cpu
+        } else {
+            hop.filter(|hop| hop.share > not_accounted)
+                .map_or(Limit::NotKnown, |hop| Limit::of(hop.part))
+        };
         Some(Plateau {
             at,
             limit,
@@ -144,8 +150,15 @@ impl Plateau {
 
     /// The plateau in a sentence; `along` is what the axis counts.
     pub(super) fn sentence(&self, along: &str) -> String {
-        let Plateau { at, limit, client_thread_percent, cpu_percent, osd_cpu_percent, hop, more_clients } =
-            self;
+        let Plateau {
+            at,
+            limit,
+            client_thread_percent,
+            cpu_percent,
+            osd_cpu_percent,
+            hop,
+            more_clients,
+        } = self;
         let hop = hop.map(|hop| format!(", largest hop {hop}")).unwrap_or_default();
         let more = more_clients.as_ref().map(|MoreClients { clients, ratio }| {
             format!("; {clients} clients there have {ratio} of what fewer have")
@@ -168,8 +181,10 @@ fn more_clients(
 ) -> Option<MoreClients> {
     let here = settings.iter().map(|setting| setting.clients).max()?;
     let measured = stats::settings(results, &direction.workload);
-    let clients = measured.iter().map(|setting| setting.clients).filter(|clients| *clients > here).max()?;
-    let there: Vec<Setting> = settings.iter().map(|setting| Setting { clients, ..setting.clone() }).collect();
+    let clients =
+        measured.iter().map(|setting| setting.clients).filter(|clients| *clients > here).max()?;
+    let there: Vec<Setting> =
+        settings.iter().map(|setting| Setting { clients, ..setting.clone() }).collect();
     if !there.iter().all(|setting| measured.contains(setting)) {
         return None;
     }
@@ -202,7 +217,8 @@ mod tests {
                 for repeat in 1..=3 {
                     let times = if clients == 4 { four } else { 1.0 };
                     let spread = 1.0 + f64::from(repeat) / 100.0;
-                    let mut run = synthetic::run("a", "4k-randwrite", 16, repeat, iops * times * spread);
+                    let mut run =
+                        synthetic::run("a", "4k-randwrite", 16, repeat, iops * times * spread);
                     (run.cell.disks, run.cell.clients) = (disks, clients);
                     run.testbed += 100 * disks;
                     run.reads = None;
@@ -224,14 +240,16 @@ mod tests {
 
     #[test]
     fn a_plateau_is_that_of_what_was_busiest() {
-        let busy = |run: &mut Run| run.samples.iter_mut().for_each(|sample| sample.busy_percent = 99.0);
-        let thread =
-            |run: &mut Run| run.samples.iter_mut().for_each(|sample| sample.busiest_client_percent = 98.0);
+        let busy =
+            |run: &mut Run| run.samples.iter_mut().for_each(|sample| sample.busy_percent = 99.0);
+        let thread = |run: &mut Run| {
+            run.samples.iter_mut().for_each(|sample| sample.busiest_client_percent = 98.0)
+        };
         let queue = |run: &mut Run| {
             let mean_us = run.figures.mean_us;
             run.counted.stages.iter_mut().for_each(|stage| {
-                stage.mean_us =
-                    mean_us * if matches!(stage.hop, Hop::OsdQueue | Hop::OsdWrite) { 0.9 } else { 0.0 };
+                stage.mean_us = mean_us
+                    * if matches!(stage.hop, Hop::OsdQueue | Hop::OsdWrite) { 0.9 } else { 0.0 };
             });
         };
         let nobody = |run: &mut Run| run.counted.stages.clear();
@@ -246,7 +264,10 @@ mod tests {
         for (four, change, limit) in cases {
             let (found, evidence) = plateau(four, change);
             assert_eq!((found.at, found.limit), (4, limit), "{evidence}");
-            assert!(evidence.contains(&format!("At 4 OSDs the limit was {}", limit.title())), "{evidence}");
+            assert!(
+                evidence.contains(&format!("At 4 OSDs the limit was {}", limit.title())),
+                "{evidence}"
+            );
             let more = found.more_clients.expect("four clients were measured");
             assert_eq!(more.clients, 4);
             assert!((more.ratio.ratio.expect("a ratio").value - four).abs() < 1e-9, "{evidence}");
@@ -256,8 +277,13 @@ mod tests {
     #[test]
     fn one_client_alone_is_followed_where_the_claim_is_about_one() {
         let found = verdict(&results(1.6, |_| {})).directions.remove(0);
-        let figures: Vec<u32> =
-            found.course.expect("a course").points.iter().map(|point| point.figure.round() as u32).collect();
+        let figures: Vec<u32> = found
+            .course
+            .expect("a course")
+            .points
+            .iter()
+            .map(|point| point.figure.round() as u32)
+            .collect();
         assert_eq!(figures, [102, 306, 309], "not the mean over one and four clients");
     }
 

@@ -20,15 +20,23 @@ fn deciding(results: &Results, placement: &str) -> BTreeMap<Setting, Estimate> {
 }
 
 /// Why a placement is in no ranking. None if the placement is ranked.
-fn unrankable(results: &Results, placement: &str, found: &BTreeMap<Setting, Estimate>) -> Option<String> {
+fn unrankable(
+    results: &Results,
+    placement: &str,
+    found: &BTreeMap<Setting, Estimate>,
+) -> Option<String> {
     let deciding = &results.suite.deciding;
     if words::is_bound(placement) {
         return Some("a bound, not a place for an SSD".into());
     }
     let baseline = &results.suite.baseline;
     match (words::in_guests(placement), words::in_guests(baseline)) {
-        (true, false) => return Some(format!("its OSDs are in guests, and those of {baseline} are not")),
-        (false, true) => return Some(format!("its OSDs are in no guests, as those of {baseline} are")),
+        (true, false) => {
+            return Some(format!("its OSDs are in guests, and those of {baseline} are not"));
+        }
+        (false, true) => {
+            return Some(format!("its OSDs are in no guests, as those of {baseline} are"));
+        }
         _ => {}
     }
     if found.is_empty() {
@@ -62,7 +70,9 @@ pub(super) fn rank(results: &Results) -> (Vec<Ranking>, Vec<NotRun>) {
         }
         let found = deciding(results, placement);
         match (unrankable(results, placement, &found), durability(results, placement)) {
-            (None, Some(durability)) => classes.entry(durability).or_default().push((placement, found)),
+            (None, Some(durability)) => {
+                classes.entry(durability).or_default().push((placement, found))
+            }
             (why, _) => {
                 let why = why.unwrap_or_default();
                 unranked.push(NotRun::all(placement, why));
@@ -83,7 +93,11 @@ type Candidate<'a> = (&'a str, BTreeMap<Setting, Estimate>);
 
 /// Ranks placements with the same number of copies. A placement that lacks a setting of the
 /// placement with most settings is left out, because its mean would be that of other conditions.
-fn ranking(results: &Results, durability: Durability, class: Vec<Candidate<'_>>) -> (Ranking, Vec<NotRun>) {
+fn ranking(
+    results: &Results,
+    durability: Durability,
+    class: Vec<Candidate<'_>>,
+) -> (Ranking, Vec<NotRun>) {
     let most = class.iter().map(|(_, found)| found.len()).max().unwrap_or(0);
     let covered = class.iter().find(|(_, found)| found.len() == most);
     let settings: Vec<Setting> =
@@ -91,7 +105,10 @@ fn ranking(results: &Results, durability: Durability, class: Vec<Candidate<'_>>)
     let (mut places, mut missing) = (Vec::new(), Vec::new());
     for (placement, found) in &class {
         if let Some(lacking) = settings.iter().find(|setting| !found.contains_key(setting)) {
-            let why = format!("no valid run at depth {} with {} client(s)", lacking.depth, lacking.clients);
+            let why = format!(
+                "no valid run at depth {} with {} client(s)",
+                lacking.depth, lacking.clients
+            );
             missing.push(NotRun::all(*placement, why));
             continue;
         }
@@ -104,7 +121,9 @@ fn ranking(results: &Results, durability: Durability, class: Vec<Candidate<'_>>)
     }
     places.sort_by(|one, two| two.iops.total_cmp(&one.iops));
     let lead = match places.as_slice() {
-        [first, second, ..] => Some(compared(results, &first.placement, &second.placement, &settings)),
+        [first, second, ..] => {
+            Some(compared(results, &first.placement, &second.placement, &settings))
+        }
         _ => None,
     };
     (Ranking { durability, settings, places, lead }, missing)
@@ -112,7 +131,12 @@ fn ranking(results: &Results, durability: Durability, class: Vec<Candidate<'_>>)
 
 fn compared(results: &Results, placement: &str, against: &str, settings: &[Setting]) -> Compared {
     let of = |metric| paired(results, placement, against, settings, metric);
-    Compared { against: against.into(), iops: of(Metric::Iops), mean: of(Metric::Mean), p99: of(Metric::P99) }
+    Compared {
+        against: against.into(),
+        iops: of(Metric::Iops),
+        mean: of(Metric::Mean),
+        p99: of(Metric::P99),
+    }
 }
 
 /// What a second copy costs, and which placement to take where a write has to survive its host: a
@@ -127,7 +151,8 @@ pub(super) fn second_copy(results: &Results, rankings: &[Ranking]) -> Option<Sec
     best(&|place| place.placement == single)?;
     let settings = stats::settings(results, &results.suite.deciding);
     let against = |other: &str| compared(results, &copied.placement, other, &settings);
-    let over_others = best(&|place| !words::on_host(&place.placement)).map(|place| against(&place.placement));
+    let over_others =
+        best(&|place| !words::on_host(&place.placement)).map(|place| against(&place.placement));
     let recommended = match &over_others {
         None => Some(&copied.placement),
         Some(over) => match over.iops.finding {
@@ -137,5 +162,10 @@ pub(super) fn second_copy(results: &Results, rankings: &[Ranking]) -> Option<Sec
         },
     };
     let recommended = recommended.cloned();
-    Some(SecondCopy { placement: copied.placement.clone(), cost: against(&single), over_others, recommended })
+    Some(SecondCopy {
+        placement: copied.placement.clone(),
+        cost: against(&single),
+        over_others,
+        recommended,
+    })
 }

@@ -39,10 +39,13 @@ impl Sizes {
     pub(super) fn of(results: &Results) -> Option<Sizes> {
         let [placement] = results.suite.placements.as_slice() else { return None };
         let counts = |setting: &Setting| {
-            stats::runs(results, placement, setting).iter().any(|run| stats::objections(run).is_empty())
+            stats::runs(results, placement, setting)
+                .iter()
+                .any(|run| stats::objections(run).is_empty())
         };
         let mut sizes: BTreeMap<(u32, ClusterSize), Vec<Setting>> = BTreeMap::new();
-        for setting in stats::settings(results, &results.suite.deciding).into_iter().filter(counts) {
+        for setting in stats::settings(results, &results.suite.deciding).into_iter().filter(counts)
+        {
             let size = ClusterSize { disks: setting.disks, osds_per_disk: setting.osds_per_disk };
             sizes.entry((size.osds(), size)).or_default().push(setting);
         }
@@ -75,7 +78,8 @@ impl Sizes {
     /// The conclusion in one sentence.
     pub(super) fn headline(&self, results: &Results) -> String {
         let suite = &results.suite;
-        let load = suite.workload(&suite.deciding).map_or(suite.deciding.as_str(), |found| &found.title);
+        let load =
+            suite.workload(&suite.deciding).map_or(suite.deciding.as_str(), |found| &found.title);
         if let Some(why) = &self.hindrance {
             return format!("Not measurable here: {why}. Load: {load}.");
         }
@@ -138,14 +142,30 @@ mod tests {
     #[test]
     fn the_best_size_stands_in_the_first_sentence() {
         let found = verdict(&results([100.0, 300.0, 290.0], 16));
-        assert!(found.headline.starts_with("1 disk with 4 OSDs on each: 3.00 × ("), "{}", found.headline);
+        assert!(
+            found.headline.starts_with("1 disk with 4 OSDs on each: 3.00 × ("),
+            "{}",
+            found.headline
+        );
         assert_eq!(found.advice, Advice::NoVerdict);
         assert_eq!(found.answer[0], "1 disk with 1 OSD on each: 102 requests per second.");
-        assert!(!found.answer.iter().any(|sentence| sentence.starts_with("No winner")), "{:?}", found.answer);
+        assert!(
+            !found.answer.iter().any(|sentence| sentence.starts_with("No winner")),
+            "{:?}",
+            found.answer
+        );
         let found = verdict(&results([100.0, 101.0, 99.0], 16));
-        assert!(found.headline.starts_with("No size is better than 1 disk with 1 OSD"), "{}", found.headline);
+        assert!(
+            found.headline.starts_with("No size is better than 1 disk with 1 OSD"),
+            "{}",
+            found.headline
+        );
         let found = verdict(&results([100.0, 50.0, 40.0], 16));
-        assert!(found.headline.starts_with("No size is better than 1 disk with 1 OSD"), "{}", found.headline);
+        assert!(
+            found.headline.starts_with("No size is better than 1 disk with 1 OSD"),
+            "{}",
+            found.headline
+        );
     }
 
     #[test]

@@ -4,7 +4,13 @@ use crate::suite::{Expect, Measure, Published};
 use crate::synthetic;
 
 fn names(verdict: &Verdict) -> Vec<&str> {
-    verdict.standings.rankings.iter().flat_map(|r| &r.places).map(|place| place.placement.as_str()).collect()
+    verdict
+        .standings
+        .rankings
+        .iter()
+        .flat_map(|r| &r.places)
+        .map(|place| place.placement.as_str())
+        .collect()
 }
 
 fn says(verdict: &Verdict, part: &str) -> bool {
@@ -36,7 +42,10 @@ fn the_verdict_names_the_winner_by_how_much_and_with_which_certainty() {
     assert!(says(&verdict, "Mean latency of host-tidepool is 0.33 × (0.3"));
     assert!(says(&verdict, "Against the baseline bluestore-colocated, host-tidepool has 9.00 ×"));
     assert!(says(&verdict, "queue depth 16, at one factor by which devices are slowed"));
-    assert!(says(&verdict, "; 5 clusters of each placement, up to 8 where the order is open, runs of 60 s;"));
+    assert!(says(
+        &verdict,
+        "; 5 clusters of each placement, up to 8 where the order is open, runs of 60 s;"
+    ));
     assert!(says(&verdict, "one copy: survives a crash"));
     assert!(verdict.caveat.expect("emulated").contains("by 8: relative order only"));
     assert_eq!(verdict.standings.rankings[0].places.len(), 3);
@@ -44,9 +53,13 @@ fn the_verdict_names_the_winner_by_how_much_and_with_which_certainty() {
 
 #[test]
 fn two_that_cannot_be_told_apart_have_no_winner() {
-    let of =
-        |speeds: [&[f64]; 2]| verdict(&synthetic::results(&[("a", speeds[0]), ("b", speeds[1])])).headline;
-    assert!(of([&[100.0, 140.0, 90.0], &[100.0; 3]]).starts_with("No winner: a is ahead of b, 1.08 × ("));
+    let of = |speeds: [&[f64]; 2]| {
+        verdict(&synthetic::results(&[("a", speeds[0]), ("b", speeds[1])])).headline
+    };
+    assert!(
+        of([&[100.0, 140.0, 90.0], &[100.0; 3]])
+            .starts_with("No winner: a is ahead of b, 1.08 × (")
+    );
     assert!(
         of([&[103.0, 102.0, 104.0], &[100.0; 3]])
             .starts_with("No winner: a and b are equally fast within 15 %, 1.03 × (")
@@ -62,7 +75,10 @@ fn two_that_cannot_be_told_apart_have_no_winner() {
     let one = verdict(&synthetic::results(&[("a", &[900.0]), ("b", &[100.0])]));
     assert_eq!(one.advice, Advice::NoWinner);
     assert!(says(&one, "one cluster has no interval; two are the least."));
-    assert!(of([&[], &[0.0, f64::NAN]]).starts_with("No answer: no placement has a valid run of 4k-80-20"));
+    assert!(
+        of([&[], &[0.0, f64::NAN]])
+            .starts_with("No answer: no placement has a valid run of 4k-80-20")
+    );
 }
 
 #[test]
@@ -84,10 +100,16 @@ fn volatile_controls_and_other_ssds_are_shown_and_never_win() {
     }
     let verdict = verdict(&results);
     assert_eq!(names(&verdict), ["host-tidepool", "bluestore-colocated"]);
-    assert!(says(&verdict, "Not ranked: librbd-cache; it acknowledges writes that are in memory only."));
+    assert!(says(
+        &verdict,
+        "Not ranked: librbd-cache; it acknowledges writes that are in memory only."
+    ));
     assert!(says(&verdict, "Not ranked: osd-passthrough; a control"));
     assert!(says(&verdict, "on another SSD than the others, ssd-sata-consumer"));
-    assert!(says(&verdict, "Not ranked: filestore-journal; no valid run of 4k-80-20: an OSD was down."));
+    assert!(says(
+        &verdict,
+        "Not ranked: filestore-journal; no valid run of 4k-80-20: an OSD was down."
+    ));
     assert_eq!((verdict.runs, verdict.invalid_runs), (18, 3));
 }
 
@@ -109,7 +131,11 @@ fn placements_are_ranked_among_those_with_as_many_copies() {
         names(&verdict),
         ["bluestore-dbwal", "bluestore-colocated", "host-tidepool", "filestore-journal"]
     );
-    assert!(verdict.headline.starts_with("No winner: a database on the SSD and"), "{}", verdict.headline);
+    assert!(
+        verdict.headline.starts_with("No winner: a database on the SSD and"),
+        "{}",
+        verdict.headline
+    );
     assert!(says(&verdict, "With one copy: In the hypervisor: host-tidepool wins"));
 }
 
@@ -144,10 +170,14 @@ fn a_second_copy_has_its_price_and_is_advised_where_a_write_has_to_survive_its_h
     // A cache under the OSDs survives the host as well, so nothing is advised that may be slower.
     let found = of(&fast, &[700.0, 300.0, 1_100.0]);
     assert_eq!(found.standings.second_copy.as_ref().expect("measured").recommended, None);
-    assert!(says(&found, "survive its host: host-tidepool-replicated or osd-tidepool, which keeps nothing"));
+    assert!(says(
+        &found,
+        "survive its host: host-tidepool-replicated or osd-tidepool, which keeps nothing"
+    ));
     assert!(!found.answer[0].contains("survive its host"), "{}", found.answer[0]);
 
-    let one = verdict(&synthetic::results(&[("host-tidepool", &[9.0; 3]), ("osd-tidepool", &[3.0; 3])]));
+    let one =
+        verdict(&synthetic::results(&[("host-tidepool", &[9.0; 3]), ("osd-tidepool", &[3.0; 3])]));
     assert_eq!(one.standings.second_copy, None);
 }
 
@@ -157,7 +187,9 @@ fn what_was_not_measured_is_told() {
         synthetic::results(&[("host-tidepool", &[900.0; 3]), ("bluestore-colocated", &[90.0; 3])]);
     let why = "openssl is not installed".to_string();
     results.not_run.push(NotRun::all("host-tidepool-replicated", why));
-    results.runs.extend((1..=3).map(|repeat| synthetic::run("host-tidepool", "4k-80-20", 32, repeat, 950.0)));
+    results.runs.extend(
+        (1..=3).map(|repeat| synthetic::run("host-tidepool", "4k-80-20", 32, repeat, 950.0)),
+    );
     let verdict = verdict(&results);
     assert!(says(&verdict, "host-tidepool-replicated was not run: openssl is not installed."));
     assert!(says(&verdict, "Not ranked: bluestore-colocated; no valid run at depth 32"));
@@ -168,7 +200,8 @@ fn what_was_not_measured_is_told() {
 #[test]
 fn a_claim_is_reproduced_refuted_or_open() {
     let tested = |expect: Expect, ours: &[f64]| {
-        let mut results = synthetic::results(&[("host-tidepool", ours), ("osd-tidepool", &[100.0; 3])]);
+        let mut results =
+            synthetic::results(&[("host-tidepool", ours), ("osd-tidepool", &[100.0; 3])]);
         results.suite.directions.truncate(1);
         results.suite.directions[0].expect = Some(expect);
         verdict(&results).directions.remove(0)
@@ -204,7 +237,9 @@ fn a_claim_is_reproduced_refuted_or_open() {
     let missing = tested(Expect::More, &[]);
     assert_eq!(missing.outcome, Outcome::Inconclusive);
     assert!(
-        missing.evidence.starts_with("Nothing to compare; host-tidepool and osd-tidepool have no valid runs"),
+        missing
+            .evidence
+            .starts_with("Nothing to compare; host-tidepool and osd-tidepool have no valid runs"),
         "{}",
         missing.evidence
     );
@@ -213,7 +248,8 @@ fn a_claim_is_reproduced_refuted_or_open() {
 #[test]
 fn a_claim_about_a_latency_is_tested_by_it_and_stands_beside_what_was_published() {
     let tested = |metric: Measure, expect: Expect, ours: [f64; 3]| {
-        let mut results = synthetic::results(&[("host-tidepool", &ours), ("osd-tidepool", &[100.0; 3])]);
+        let mut results =
+            synthetic::results(&[("host-tidepool", &ours), ("osd-tidepool", &[100.0; 3])]);
         results.suite.directions.truncate(1);
         let direction = &mut results.suite.directions[0];
         (direction.metric, direction.expect) = (metric, Some(expect));
@@ -223,7 +259,11 @@ fn a_claim_about_a_latency_is_tested_by_it_and_stands_beside_what_was_published(
     let (fast, slow) = ([200.0, 201.0, 199.0], [50.0, 50.5, 49.5]);
     for metric in [Measure::Mean, Measure::P99] {
         assert_eq!(tested(metric, Expect::Less, fast).outcome, Outcome::Reproduced, "{metric:?}");
-        assert_eq!(tested(metric, Expect::Less, slow).outcome, Outcome::NotReproduced, "{metric:?}");
+        assert_eq!(
+            tested(metric, Expect::Less, slow).outcome,
+            Outcome::NotReproduced,
+            "{metric:?}"
+        );
         assert_eq!(tested(metric, Expect::More, slow).outcome, Outcome::Reproduced, "{metric:?}");
     }
     let found = tested(Measure::P99, Expect::Less, fast);
@@ -244,7 +284,11 @@ fn a_claim_about_a_latency_is_tested_by_it_and_stands_beside_what_was_published(
 #[test]
 fn the_whole_suite_has_a_verdict_that_can_be_written_as_json() {
     let found = verdict(&synthetic::which_side());
-    assert!(found.headline.contains(": cache in the hypervisor, at least 4."), "{}", found.headline);
+    assert!(
+        found.headline.contains(": cache in the hypervisor, at least 4."),
+        "{}",
+        found.headline
+    );
     assert!(
         found.headline.starts_with("For bursts up to ")
             && found.headline.contains(" For good: cache under the OSDs, "),
@@ -259,7 +303,8 @@ fn the_whole_suite_has_a_verdict_that_can_be_written_as_json() {
     );
     assert_eq!(found.answer[0], "Where a write has to survive its host: host-tidepool-replicated.");
     assert_eq!(found.directions.len(), 13);
-    let has_ratio = |tested: &Tested| tested.ratio.as_ref().is_some_and(|ratio| ratio.ratio.is_some());
+    let has_ratio =
+        |tested: &Tested| tested.ratio.as_ref().is_some_and(|ratio| ratio.ratio.is_some());
     assert!(found.directions.iter().all(has_ratio));
     assert!(serde_json::to_string(&found).is_ok_and(|text| !text.contains("null,null")));
     let empty = verdict(&synthetic::empty());
@@ -290,8 +335,9 @@ fn what_is_the_same_and_comes_out_as_different_leaves_no_verdict() {
         ([70.0, 71.0, 72.0], good, "bluestore-colocated+again"),
     ] {
         let found = of(&again, &passed_through);
-        let begin =
-            format!("No verdict: The control {culprit} came out as different from bluestore-colocated (");
+        let begin = format!(
+            "No verdict: The control {culprit} came out as different from bluestore-colocated ("
+        );
         assert!(found.headline.starts_with(&begin), "{}", found.headline);
         assert_eq!(found.advice, Advice::NoVerdict);
         assert!(
@@ -309,9 +355,14 @@ fn what_is_the_same_and_comes_out_as_different_leaves_no_verdict() {
     // A control that shows nothing is reported, and does not prevent a verdict.
     let found = of(&[60.0, 180.0, 110.0], &[]);
     assert!(found.headline.starts_with("Cache in the hypervisor"), "{}", found.headline);
-    assert!(says(&found, "shows neither that it is equal to bluestore-colocated nor that it is not"));
-    let without =
-        verdict(&synthetic::results(&[("bluestore-colocated", &good), ("host-tidepool", &[9.0; 3])]));
+    assert!(says(
+        &found,
+        "shows neither that it is equal to bluestore-colocated nor that it is not"
+    ));
+    let without = verdict(&synthetic::results(&[
+        ("bluestore-colocated", &good),
+        ("host-tidepool", &[9.0; 3]),
+    ]));
     assert!(says(&without, "bluestore-colocated was not measured twice"));
 }
 
@@ -342,7 +393,10 @@ fn a_ratio_of_absorbing_runs_never_stands_alone() {
         "{}",
         found.headline
     );
-    assert!(says(&found, "For bursts up to 41.7 MiB: In the hypervisor: host-tidepool wins with 3.00 ×"));
+    assert!(says(
+        &found,
+        "For bursts up to 41.7 MiB: In the hypervisor: host-tidepool wins with 3.00 ×"
+    ));
     assert!(says(&found, " For good: In the OSDs' server: osd-tidepool wins with 3.00 × ("));
     assert!(says(
         &found,
@@ -354,7 +408,11 @@ fn a_ratio_of_absorbing_runs_never_stands_alone() {
     ));
     assert_eq!(found.standings.lasting.for_good[0].places.len(), 2);
     let claim = &found.directions[0];
-    assert!(claim.evidence.contains("That is for bursts up to 41.7 MiB; for good: –."), "{}", claim.evidence);
+    assert!(
+        claim.evidence.contains("That is for bursts up to 41.7 MiB; for good: –."),
+        "{}",
+        claim.evidence
+    );
 
     let nothing = verdict(&absorbing(&["host-tidepool", "osd-tidepool", "bluestore-colocated"]));
     assert!(
@@ -373,14 +431,22 @@ fn a_ratio_of_absorbing_runs_never_stands_alone() {
         mixed.headline.starts_with("For bursts up to")
             && mixed.headline.contains("For good: cache in the hyper")
     );
-    let over = mixed.standings.lasting.for_good[0].lead.as_ref().expect("two").iops.ratio.expect("a ratio");
+    let over = mixed.standings.lasting.for_good[0]
+        .lead
+        .as_ref()
+        .expect("two")
+        .iops
+        .ratio
+        .expect("a ratio");
     assert_eq!(over.count, 2);
 }
 
 #[test]
 fn results_without_windows_are_not_said_to_last() {
-    let mut results =
-        synthetic::results(&[("host-tidepool", &[900.0, 910.0, 890.0]), ("osd-tidepool", &[300.0; 3])]);
+    let mut results = synthetic::results(&[
+        ("host-tidepool", &[900.0, 910.0, 890.0]),
+        ("osd-tidepool", &[300.0; 3]),
+    ]);
     results.runs.iter_mut().for_each(|run| run.windows.clear());
     let found = verdict(&results);
     assert!(found.headline.ends_with("; whether that lasts is not known."), "{}", found.headline);
@@ -398,7 +464,10 @@ fn a_winner_that_turns_with_the_factor_is_not_measurable() {
         ("osd-tidepool", &[300.0, 301.0, 299.0]),
     ]);
     results.suite.ground.second_slowed_by = Some(8);
-    let second = synthetic::results(&[("host-tidepool", &[30.0, 31.0, 29.0]), ("osd-tidepool", &[300.0; 3])]);
+    let second = synthetic::results(&[
+        ("host-tidepool", &[30.0, 31.0, 29.0]),
+        ("osd-tidepool", &[300.0; 3]),
+    ]);
     results.runs.extend(second.runs.into_iter().map(|mut run| {
         (run.cell.slowed_by, run.testbed) = (Some(8), run.testbed + 10);
         run
@@ -411,7 +480,10 @@ fn a_winner_that_turns_with_the_factor_is_not_measurable() {
         "{}",
         found.headline
     );
-    assert!(says(&found, "No winner: host-tidepool against osd-tidepool is not measurable here: it turns"));
+    assert!(says(
+        &found,
+        "No winner: host-tidepool against osd-tidepool is not measurable here: it turns"
+    ));
     assert_eq!(found.directions[0].outcome, Outcome::NotMeasurable);
     assert!(says(&found, "with devices slowed by 4 and by 8"));
     assert!(undecided(&results).is_empty(), "more clusters do not help");

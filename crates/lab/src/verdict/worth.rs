@@ -58,8 +58,10 @@ pub(super) fn caches(placement: &str) -> bool {
 }
 
 fn gain(ratio: &Ratio, limited: bool) -> Gain {
-    let small = |estimate: &Estimate| estimate.interval.is_some_and(|(_, high)| high <= 1.0 + EQUIVALENCE);
-    let small = ratio.ratio.as_ref().is_some_and(small) && ratio.at_second_factor.as_ref().is_none_or(small);
+    let small =
+        |estimate: &Estimate| estimate.interval.is_some_and(|(_, high)| high <= 1.0 + EQUIVALENCE);
+    let small = ratio.ratio.as_ref().is_some_and(small)
+        && ratio.at_second_factor.as_ref().is_none_or(small);
     let known = !limited && matches!(ratio.bound, Bound::Exact | Bound::AtMost);
     match ratio.finding {
         Finding::More => Gain::Something,
@@ -74,7 +76,8 @@ fn gain(ratio: &Ratio, limited: bool) -> Gain {
 pub(super) fn unworthy(results: &Results, lasting: &Lasting) -> Option<Unworthy> {
     let rankings = rank(&bursts(results)).0;
     let suite = &results.suite;
-    let limited = |name: &str| counted(results, name, &suite.deciding).any(|run| run.lower_bound.is_some());
+    let limited =
+        |name: &str| counted(results, name, &suite.deciding).any(|run| run.lower_bound.is_some());
     let gain = |place: &Place| match &place.over_baseline {
         Some(over) => gain(&over.iops, limited(&place.placement)),
         None => Gain::Open,

@@ -4,7 +4,8 @@ use crate::synthetic;
 /// The verdict on placements with requests per second in bursts and, unless there are none, in
 /// sustained runs on clusters of their own.
 fn of(speeds: &[(&str, &[f64], &[f64])]) -> Verdict {
-    let bursts: Vec<(&str, &[f64])> = speeds.iter().map(|(name, bursts, _)| (*name, *bursts)).collect();
+    let bursts: Vec<(&str, &[f64])> =
+        speeds.iter().map(|(name, bursts, _)| (*name, *bursts)).collect();
     let mut results = synthetic::results(&bursts);
     for run in &mut results.runs {
         synthetic::absorb(run, 1 << 30);
@@ -53,13 +54,15 @@ fn what_may_be_better_is_no_reason_not_to_cache() {
     }
     // One cluster shows nothing, and neither does a run that the client limited.
     assert_eq!(sustained("bluestore-dbwal", &[90.0]).advice, Advice::NoWinner);
-    let mut limited = synthetic::results(&[("bluestore-colocated", &BASELINE), ("host-tidepool", &BASELINE)]);
+    let mut limited =
+        synthetic::results(&[("bluestore-colocated", &BASELINE), ("host-tidepool", &BASELINE)]);
     limited.runs.iter_mut().filter(|run| run.cell.placement == "host-tidepool").for_each(|run| {
         run.lower_bound = Some("the client's processor was busy".into());
     });
     assert_eq!(verdict(&limited).advice, Advice::NoWinner);
     // The client may have been the limit only with devices slowed by the second factor.
-    let mut second = synthetic::results(&[("bluestore-colocated", &BASELINE), ("host-tidepool", &BASELINE)]);
+    let mut second =
+        synthetic::results(&[("bluestore-colocated", &BASELINE), ("host-tidepool", &BASELINE)]);
     second.suite.ground.second_slowed_by = Some(8);
     let mut slower = second.runs.clone();
     for run in &mut slower {
@@ -83,8 +86,10 @@ fn what_may_be_better_is_no_reason_not_to_cache() {
     // Where no cache was measured, there is nothing to be said against a cache.
     assert_eq!(sustained("filestore-colocated", &[50.0, 51.0, 49.0]).advice, Advice::Winner);
     // A baseline on an SSD shows nothing about a cluster without an SSD.
-    let mut on_ssd =
-        synthetic::results(&[("bluestore-dbwal", &BASELINE), ("osd-tidepool", &[50.0, 51.0, 49.0])]);
+    let mut on_ssd = synthetic::results(&[
+        ("bluestore-dbwal", &BASELINE),
+        ("osd-tidepool", &[50.0, 51.0, 49.0]),
+    ]);
     on_ssd.suite.baseline = "bluestore-dbwal".into();
     assert_eq!(verdict(&on_ssd).advice, Advice::Winner);
 }
@@ -92,13 +97,18 @@ fn what_may_be_better_is_no_reason_not_to_cache() {
 #[test]
 fn what_is_better_in_bursts_alone_is_advised_for_bursts_alone() {
     let (fast, four) = ([3_000.0, 3_030.0, 2_970.0], [100.0, 101.0, 99.0, 100.0]);
-    let measured =
-        |lasting: &[f64]| of(&[("bluestore-colocated", &[], &four), ("host-tidepool", &fast, lasting)]);
+    let measured = |lasting: &[f64]| {
+        of(&[("bluestore-colocated", &[], &four), ("host-tidepool", &fast, lasting)])
+    };
     let found = measured(&[101.0, 102.0, 100.0, 101.0]);
     let begin = "Cache only for bursts: up to 139.2 MiB a cache in the hypervisor has 30.0 × (";
     assert!(found.headline.starts_with(begin), "{}", found.headline);
     let end = "), for 4 KiB 80/20 that fits the SSD.";
-    assert!(found.headline.contains("BlueStore without an SSD, for good 1.01 × (1."), "{}", found.headline);
+    assert!(
+        found.headline.contains("BlueStore without an SSD, for good 1.01 × (1."),
+        "{}",
+        found.headline
+    );
     assert!(found.headline.ends_with(end), "{}", found.headline);
     assert_eq!(found.advice, Advice::OnlyBursts);
 
@@ -137,8 +147,16 @@ fn a_cache_that_is_no_better_in_its_bursts_is_not_advised_for_them() {
         ("bluestore-colocated", &[], &[100.0, 101.0, 99.0, 100.0]),
         ("host-tidepool", &[102.0, 103.0, 101.0], &[]),
     ]);
-    assert!(found.headline.starts_with("Do not cache, not even for bursts: up to "), "{}", found.headline);
-    assert!(found.headline.contains(", for good nobody has measured it, for 4 KiB"), "{}", found.headline);
+    assert!(
+        found.headline.starts_with("Do not cache, not even for bursts: up to "),
+        "{}",
+        found.headline
+    );
+    assert!(
+        found.headline.contains(", for good nobody has measured it, for 4 KiB"),
+        "{}",
+        found.headline
+    );
     assert_eq!(found.advice, Advice::DoNotCache);
 }
 
@@ -153,8 +171,16 @@ fn two_caches_that_are_equally_fast_are_still_said_to_be_faster_than_none() {
     };
     let found = of(&[306.0, 309.0, 303.0]);
     assert!(found.headline.starts_with("No winner: a cache in the hypervisor and a cache under the OSDs are equally fast within 15 %, 1.02 × ("), "{}", found.headline);
-    assert!(found.headline.contains("); both are faster than no SSD, for 4 KiB 80/20"), "{}", found.headline);
+    assert!(
+        found.headline.contains("); both are faster than no SSD, for 4 KiB 80/20"),
+        "{}",
+        found.headline
+    );
     assert_eq!(found.advice, Advice::NoWinner);
     let open = of(&[250.0, 700.0, 300.0]);
-    assert!(open.headline.contains("is ahead of a cache under the OSDs, 1.25 × ("), "{}", open.headline);
+    assert!(
+        open.headline.contains("is ahead of a cache under the OSDs, 1.25 × ("),
+        "{}",
+        open.headline
+    );
 }

@@ -60,14 +60,33 @@ impl<W: Write> Archive<W> {
         }
     }
 
-    fn entry(&mut self, path: &str, mode: u32, device: (u32, u32), content: &[u8]) -> io::Result<()> {
+    fn entry(
+        &mut self,
+        path: &str,
+        mode: u32,
+        device: (u32, u32),
+        content: &[u8],
+    ) -> io::Result<()> {
         let name = path.trim_matches('/');
         let length = u32::try_from(content.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
         self.inode += 1;
         // Inode, mode, user, group, links, time, size, device, the node's device, length of the
         // name, unused sum.
-        let fields =
-            [self.inode, mode, 0, 0, 1, 0, length, 0, 0, device.0, device.1, name.len() as u32 + 1, 0];
+        let fields = [
+            self.inode,
+            mode,
+            0,
+            0,
+            1,
+            0,
+            length,
+            0,
+            0,
+            device.0,
+            device.1,
+            name.len() as u32 + 1,
+            0,
+        ];
         let mut header = String::from("070701");
         for field in fields {
             header.push_str(&format!("{field:08x}"));

@@ -1,5 +1,6 @@
 #!/bin/busybox sh
-# First process of a guest that has clients: takes requests from one virtio port, and tells on another one what happens.
+# First process of a guest that has clients: takes requests from one virtio port, and tells on
+# another one what happens.
 /bin/busybox --install -s /bin
 export PATH=/bin
 mount -t devtmpfs dev /dev

@@ -40,7 +40,8 @@ impl Job {
             let mut state = vm.link.state();
             *state = State { ready: state.ready, ..State::default() };
         }
-        let words: Vec<String> = ["start".to_string()].into_iter().chain(words.iter().cloned()).collect();
+        let words: Vec<String> =
+            ["start".to_string()].into_iter().chain(words.iter().cloned()).collect();
         vm.ask(&words)?;
         Ok(Job { vm: vm.clone() })
     }
@@ -96,10 +97,15 @@ impl Job {
             for name in self.vm.tell(&["ls", "/tmp/run"])?.lines() {
                 let path = directory.join(Path::new(name).file_name().unwrap_or_default());
                 let text = file(format!("/tmp/run/{name}"))?;
-                fs::write(&path, text).map_err(failed(format!("cannot write {}", path.display())))?;
+                fs::write(&path, text)
+                    .map_err(failed(format!("cannot write {}", path.display())))?;
             }
         }
-        Ok(Ok(Ended { status, output: file("/tmp/output".into())?, errors: file("/tmp/errors".into())? }))
+        Ok(Ok(Ended {
+            status,
+            output: file("/tmp/output".into())?,
+            errors: file("/tmp/errors".into())?,
+        }))
     }
 }
 
@@ -133,7 +139,10 @@ mod tests {
     #[test]
     fn clocks_that_go_apart_void_a_job_and_a_late_message_does_not() {
         let here = Instant::now();
-        let at = |here_s: f64, there_s: f64| Moment { here: here + Duration::from_secs_f64(here_s), there_s };
+        let at = |here_s: f64, there_s: f64| Moment {
+            here: here + Duration::from_secs_f64(here_s),
+            there_s,
+        };
         let begun = at(0.0, 100.0);
         assert_eq!(apart(begun, at(60.0, 160.4)), None);
         assert_eq!(apart(begun, at(7.3, 106.9)), None);

@@ -129,7 +129,8 @@ mod tests {
             fs::create_dir_all(modules.join("kernel")).expect("a directory");
             fs::create_dir_all(scratch.join("boot")).expect("a directory");
             fs::write(modules.join("modules.dep"), "").expect("written");
-            fs::write(scratch.join("boot").join(format!("vmlinuz-{version}")), "").expect("written");
+            fs::write(scratch.join("boot").join(format!("vmlinuz-{version}")), "")
+                .expect("written");
         }
         let newest = Kernel::newest(scratch.path()).expect("a kernel");
         assert_eq!(newest.image, scratch.join("boot/vmlinuz-6.1.0-10-cloud-amd64"));
@@ -144,7 +145,10 @@ mod tests {
         assert!(Kernel::newest(scratch.path()).is_none());
         let files = [
             ("boot/vmlinuz-6.1", ""),
-            ("lib/modules/6.1/modules.dep", "kernel/rbd.ko: kernel/lib-ceph.ko\nkernel/lib-ceph.ko:\n"),
+            (
+                "lib/modules/6.1/modules.dep",
+                "kernel/rbd.ko: kernel/lib-ceph.ko\nkernel/lib-ceph.ko:\n",
+            ),
             ("lib/modules/6.1/modules.builtin", "kernel/drivers/virtio/virtio-pci.ko\n"),
             ("lib/modules/6.1/kernel/rbd.ko", "r"),
             ("lib/modules/6.1/kernel/lib-ceph.ko", "l"),
@@ -152,7 +156,10 @@ mod tests {
         files.iter().for_each(|(file, text)| fs::write(scratch.join(file), text).expect("written"));
         let kernel = Kernel::newest(scratch.path()).expect("a kernel");
         let found = kernel.modules(&["virtio_pci", "rbd"]).expect("all are there");
-        assert_eq!(found, [("lib_ceph.ko".into(), b"l".to_vec()), ("rbd.ko".into(), b"r".to_vec())]);
+        assert_eq!(
+            found,
+            [("lib_ceph.ko".into(), b"l".to_vec()), ("rbd.ko".into(), b"r".to_vec())]
+        );
         let told = kernel.modules(&["bcache"]).expect_err("there is none").to_string();
         assert!(told.contains("has no module bcache"), "{told}");
     }

@@ -92,7 +92,8 @@ fn receive(stream: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
         return Ok(None);
     }
     let wrong = || io::Error::new(io::ErrorKind::InvalidData, format!("{length:?} is no length"));
-    let bytes = length.trim().parse().ok().filter(|bytes| *bytes <= ANSWER_BYTES_MAX).ok_or_else(wrong)?;
+    let bytes =
+        length.trim().parse().ok().filter(|bytes| *bytes <= ANSWER_BYTES_MAX).ok_or_else(wrong)?;
     let mut answer = vec![0; bytes];
     stream.read_exact(&mut answer)?;
     Ok(Some(answer))
@@ -137,7 +138,11 @@ mod tests {
     fn words_stay_words_in_a_shell() {
         let words = ["start", "--name=it's", "a b", "$(reboot)", "two\nlines"].map(String::from);
         let script = format!("printf '%s|' {}", shell(&words));
-        let output = std::process::Command::new("sh").args(["-c", &script]).output().expect("a shell");
-        assert_eq!(String::from_utf8_lossy(&output.stdout), "start|--name=it's|a b|$(reboot)|two lines|");
+        let output =
+            std::process::Command::new("sh").args(["-c", &script]).output().expect("a shell");
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout),
+            "start|--name=it's|a b|$(reboot)|two lines|"
+        );
     }
 }

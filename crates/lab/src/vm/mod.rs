@@ -143,16 +143,25 @@ impl Vm {
         namespace: Option<&Namespace>,
         devices: &[String],
     ) -> Result<Vm, VmError> {
-        let [console, errors, requests, events] =
-            ["console", "err", "ask", "tell"].map(|what| directory.join(format!("guest-{name}.{what}")));
+        let [console, errors, requests, events] = ["console", "err", "ask", "tell"]
+            .map(|what| directory.join(format!("guest-{name}.{what}")));
         for old in [&requests, &events] {
             let _ = fs::remove_file(old);
         }
-        let output = File::create(&errors).map_err(failed(format!("cannot make {}", errors.display())))?;
+        let output =
+            File::create(&errors).map_err(failed(format!("cannot make {}", errors.display())))?;
         let place = |path: &Path| quoted(&path.display().to_string());
         let mut command = Command::new(PROGRAM);
         command
-            .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-monitor", "none"])
+            .args([
+                "-nodefaults",
+                "-no-user-config",
+                "-no-reboot",
+                "-display",
+                "none",
+                "-monitor",
+                "none",
+            ])
             .args(["-machine", "pc,accel=tcg", "-smp", "1", "-m", &MEMORY_MIB.to_string()])
             .arg("-kernel")
             .arg(&image.kernel.image)
@@ -212,14 +221,17 @@ impl Vm {
 
     /// Runs a command with little output in the guest's shell; returns the output.
     pub(crate) fn tell(&self, words: &[&str]) -> Result<String, VmError> {
-        let words: Vec<String> = ["tell"].iter().chain(words).map(|word| word.to_string()).collect();
+        let words: Vec<String> =
+            ["tell"].iter().chain(words).map(|word| word.to_string()).collect();
         self.ask(&words)
     }
 
     /// Calls a function of the guest's first process; returns the answer.
     fn ask(&self, words: &[String]) -> Result<String, VmError> {
-        let answer =
-            self.link.ask(words).map_err(|why| self.failed(&format!("it does not answer: {why}")))?;
+        let answer = self
+            .link
+            .ask(words)
+            .map_err(|why| self.failed(&format!("it does not answer: {why}")))?;
         Ok(String::from_utf8_lossy(&answer.unwrap_or_default()).into_owned())
     }
 
@@ -252,7 +264,9 @@ fn connect(process: &Process, requests: &Path, events: &Path) -> Result<Link, St
             Err(why) => {
                 let ended = process.ended().map_err(|why| why.to_string())?;
                 if ended.is_some() || start.elapsed() > END_LIMIT {
-                    return Err(ended.map_or_else(|| why.to_string(), |how| format!("it has ended: {how}")));
+                    return Err(
+                        ended.map_or_else(|| why.to_string(), |how| format!("it has ended: {how}"))
+                    );
                 }
             }
         }

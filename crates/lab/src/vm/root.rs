@@ -11,7 +11,8 @@ use super::kernel::Kernel;
 use super::{VmError, failed};
 
 /// Directories of every root.
-const DIRECTORIES: [&str; 8] = ["/bin", "/sbin", "/dev", "/proc", "/sys", "/modules", "/tmp", "/mnt"];
+const DIRECTORIES: [&str; 8] =
+    ["/bin", "/sbin", "/dev", "/proc", "/sys", "/modules", "/tmp", "/mnt"];
 
 /// What a root holds beside busybox.
 #[derive(Debug, Clone, Default)]

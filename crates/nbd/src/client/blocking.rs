@@ -108,7 +108,9 @@ impl BlockingClient<Stream> {
         timeout: Option<Duration>,
     ) -> Result<BlockingClient, ClientError> {
         let stream = Stream::connect(uri)?;
-        stream.set_timeout(timeout).map_err(|source| ClientError::io("set a timeout for", source))?;
+        stream
+            .set_timeout(timeout)
+            .map_err(|source| ClientError::io("set a timeout for", source))?;
         BlockingClient::over(stream, wanted)
     }
 }
@@ -125,7 +127,8 @@ impl<S: Duplex> BlockingClient<S> {
 
     /// Uses a connection whose handshake is over.
     pub fn after_handshake(stream: S, negotiated: Negotiated) -> BlockingClient<S> {
-        let (in_flight, input) = (InFlight::new(&negotiated), vec![0; INPUT_BYTES].into_boxed_slice());
+        let (in_flight, input) =
+            (InFlight::new(&negotiated), vec![0; INPUT_BYTES].into_boxed_slice());
         BlockingClient { stream, negotiated, in_flight, input, output: Vec::new() }
     }
 
@@ -157,7 +160,12 @@ impl<S: Duplex> BlockingClient<S> {
     ///
     /// # Errors
     /// The request is too long, too many are in flight, or sending fails.
-    pub fn submit_read(&mut self, tag: u64, offset: u64, buffer: Vec<u8>) -> Result<(), ClientError> {
+    pub fn submit_read(
+        &mut self,
+        tag: u64,
+        offset: u64,
+        buffer: Vec<u8>,
+    ) -> Result<(), ClientError> {
         let call = Call::read(offset, buffer.len());
         self.in_flight.submit(&mut self.output, tag, call, buffer)?;
         self.send_when_much()
@@ -167,7 +175,13 @@ impl<S: Duplex> BlockingClient<S> {
     ///
     /// # Errors
     /// The request is too long, too many are in flight, or sending fails.
-    pub fn submit_write(&mut self, tag: u64, offset: u64, data: &[u8], fua: bool) -> Result<(), ClientError> {
+    pub fn submit_write(
+        &mut self,
+        tag: u64,
+        offset: u64,
+        data: &[u8],
+        fua: bool,
+    ) -> Result<(), ClientError> {
         let call = Call::write(offset, data, fua);
         self.in_flight.submit(&mut self.output, tag, call, Vec::new())?;
         self.send_when_much()
@@ -178,8 +192,18 @@ impl<S: Duplex> BlockingClient<S> {
     /// # Errors
     /// The command is a read or write, the range is too long, the server does not offer the
     /// command, too many requests are in flight, or sending fails.
-    pub fn submit(&mut self, tag: u64, command: Command, offset: u64, len: u64) -> Result<(), ClientError> {
-        self.in_flight.submit_on_range(&mut self.output, tag, Call::on_range(command, offset, len))?;
+    pub fn submit(
+        &mut self,
+        tag: u64,
+        command: Command,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), ClientError> {
+        self.in_flight.submit_on_range(
+            &mut self.output,
+            tag,
+            Call::on_range(command, offset, len),
+        )?;
         self.send_when_much()
     }
 
@@ -336,7 +360,12 @@ impl<S: Duplex> BlockingClient<S> {
         Ok(())
     }
 
-    fn ranges(&mut self, command: Command, mut offset: u64, mut len: u64) -> Result<(), ClientError> {
+    fn ranges(
+        &mut self,
+        command: Command,
+        mut offset: u64,
+        mut len: u64,
+    ) -> Result<(), ClientError> {
         while len > 0 {
             let some = len.min(RANGE_BYTES_MAX);
             self.call(Call::on_range(command, offset, some), Vec::new())?;
@@ -362,7 +391,8 @@ impl<S: Duplex> BlockingClient<S> {
                 (offset, len) = (offset + u64::from(extent.len), len - u64::from(extent.len));
                 match all.last_mut() {
                     Some(last)
-                        if last.flags == extent.flags && last.len.checked_add(extent.len).is_some() =>
+                        if last.flags == extent.flags
+                            && last.len.checked_add(extent.len).is_some() =>
                     {
                         last.len += extent.len;
                     }
@@ -385,8 +415,10 @@ impl<S: Duplex> BlockingClient<S> {
         len: u64,
     ) -> Result<Vec<Extent>, ClientError> {
         let known = self.negotiated.contexts.iter().find(|(_, name)| name == context);
-        let id = known.ok_or(ClientError::Unsupported("the metadata context that was asked for"))?.0;
-        let call = Call::on_range(Command::BlockStatus { one: false }, offset, len.min(RANGE_BYTES_MAX));
+        let id =
+            known.ok_or(ClientError::Unsupported("the metadata context that was asked for"))?.0;
+        let call =
+            Call::on_range(Command::BlockStatus { one: false }, offset, len.min(RANGE_BYTES_MAX));
         let answer = self.call(call, Vec::new())?;
         let mut left = len;
         let mut extents = Vec::new();
@@ -422,8 +454,10 @@ impl<S: Duplex> BlockingClient<S> {
     /// The connection has no second handle, or fails.
     pub fn split(mut self) -> Result<(Sender<S>, Receiver<S>), ClientError> {
         self.send()?;
-        let second =
-            self.stream.second().map_err(|source| ClientError::io("split the connection to", source))?;
+        let second = self
+            .stream
+            .second()
+            .map_err(|source| ClientError::io("split the connection to", source))?;
         let in_flight = Arc::new(Mutex::new(self.in_flight));
         Ok((
             Sender { stream: self.stream, in_flight: Arc::clone(&in_flight), output: self.output },
@@ -433,8 +467,8 @@ impl<S: Duplex> BlockingClient<S> {
 }
 
 fn lock(in_flight: &Mutex<InFlight>) -> MutexGuard<'_, InFlight> {
-    // The methods of `InFlight` leave it consistent, so it can still be used after a panic of another
-    // thread has poisoned the mutex.
+    // The methods of `InFlight` leave it consistent, so it can still be used after a panic of
+    // another thread has poisoned the mutex.
     in_flight.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -451,7 +485,12 @@ impl<S: Write> Sender<S> {
     ///
     /// # Errors
     /// As for [`BlockingClient::submit_read`].
-    pub fn submit_read(&mut self, tag: u64, offset: u64, buffer: Vec<u8>) -> Result<(), ClientError> {
+    pub fn submit_read(
+        &mut self,
+        tag: u64,
+        offset: u64,
+        buffer: Vec<u8>,
+    ) -> Result<(), ClientError> {
         let call = Call::read(offset, buffer.len());
         lock(&self.in_flight).submit(&mut self.output, tag, call, buffer)?;
         self.send_when_much()
@@ -461,7 +500,13 @@ impl<S: Write> Sender<S> {
     ///
     /// # Errors
     /// As for [`BlockingClient::submit_write`].
-    pub fn submit_write(&mut self, tag: u64, offset: u64, data: &[u8], fua: bool) -> Result<(), ClientError> {
+    pub fn submit_write(
+        &mut self,
+        tag: u64,
+        offset: u64,
+        data: &[u8],
+        fua: bool,
+    ) -> Result<(), ClientError> {
         let call = Call::write(offset, data, fua);
         lock(&self.in_flight).submit(&mut self.output, tag, call, Vec::new())?;
         self.send_when_much()
@@ -471,8 +516,18 @@ impl<S: Write> Sender<S> {
     ///
     /// # Errors
     /// As for [`BlockingClient::submit`].
-    pub fn submit(&mut self, tag: u64, command: Command, offset: u64, len: u64) -> Result<(), ClientError> {
-        lock(&self.in_flight).submit_on_range(&mut self.output, tag, Call::on_range(command, offset, len))?;
+    pub fn submit(
+        &mut self,
+        tag: u64,
+        command: Command,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), ClientError> {
+        lock(&self.in_flight).submit_on_range(
+            &mut self.output,
+            tag,
+            Call::on_range(command, offset, len),
+        )?;
         self.send_when_much()
     }
 

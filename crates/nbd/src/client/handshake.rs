@@ -147,7 +147,9 @@ impl Handshake {
             match self.state {
                 State::Greeting => self.greeting(&gathered, output)?,
                 State::ReplyHeader { option } => self.reply_header(option, &gathered)?,
-                State::ReplyData { option, kind, .. } => self.reply(option, kind, &gathered, output)?,
+                State::ReplyData { option, kind, .. } => {
+                    self.reply(option, kind, &gathered, output)?
+                }
                 State::Export => self.export(&gathered),
                 State::Finished => {}
             }
@@ -165,7 +167,9 @@ impl Handshake {
         match reader.u64() {
             Some(wire::MAGIC_OPTION) => {}
             Some(wire::MAGIC_OLDSTYLE) => {
-                return Err(ClientError::Unsupported("the newstyle handshake (only the withdrawn oldstyle)"));
+                return Err(ClientError::Unsupported(
+                    "the newstyle handshake (only the withdrawn oldstyle)",
+                ));
             }
             _ => return Err(ClientError::Protocol("it greeted with an unknown style")),
         }
@@ -265,7 +269,8 @@ impl Handshake {
     }
 
     fn info(&mut self, data: &[u8]) -> Result<(), ClientError> {
-        const MALFORMED: ClientError = ClientError::Protocol("a piece of export information is malformed");
+        const MALFORMED: ClientError =
+            ClientError::Protocol("a piece of export information is malformed");
         let mut reader = Reader(data);
         let text = |bytes: &[u8]| Some(String::from_utf8_lossy(bytes).into_owned());
         match reader.u16().ok_or(MALFORMED)? {
@@ -303,7 +308,9 @@ impl Handshake {
         let mut reader = Reader(data);
         let id = reader.u32().ok_or(ClientError::Protocol("a metadata context is malformed"))?;
         if self.granted.contexts.len() == CONTEXTS_MAX {
-            return Err(ClientError::Protocol("it selected more metadata contexts than were asked for"));
+            return Err(ClientError::Protocol(
+                "it selected more metadata contexts than were asked for",
+            ));
         }
         self.granted.contexts.push((id, String::from_utf8_lossy(reader.0).into_owned()));
         Ok(())

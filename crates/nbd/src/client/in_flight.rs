@@ -149,7 +149,10 @@ impl InFlight {
                 done: VecDeque::new(),
                 answer: None,
             },
-            payload_bytes_max: negotiated.block_sizes.payload_bytes_max.min(wire::PAYLOAD_BYTES_MAX),
+            payload_bytes_max: negotiated
+                .block_sizes
+                .payload_bytes_max
+                .min(wire::PAYLOAD_BYTES_MAX),
         }
     }
 
@@ -200,8 +203,10 @@ impl InFlight {
     fn add(&mut self, out: &mut Vec<u8>, entry: Entry, call: Call<'_>) -> Result<(), ClientError> {
         let len = u32::try_from(call.len).ok();
         let len = len.filter(|&len| !call.carries_data() || len <= self.payload_bytes_max);
-        let len = len.ok_or(ClientError::Usage("the request is longer than the server's maximum payload"))?;
-        let index = *self.entries.free.last().ok_or(ClientError::Usage("too many requests in flight"))?;
+        let len = len
+            .ok_or(ClientError::Usage("the request is longer than the server's maximum payload"))?;
+        let index =
+            *self.entries.free.last().ok_or(ClientError::Usage("too many requests in flight"))?;
         let header = self.pipeline.submit(index as u64, call.command, call.offset, len)?;
         self.entries.free.pop();
         self.entries.entries[index] = Some(entry);

@@ -131,7 +131,8 @@ impl Pipeline {
     /// [`DEPTH_MAX`].
     pub fn new(negotiated: &Negotiated, depth: usize) -> Pipeline {
         let depth = depth.clamp(1, DEPTH_MAX);
-        let slot = |_| Slot { round: 0, tag: 0, request: None, covered: 0, chunks: 0, failure: None };
+        let slot =
+            |_| Slot { round: 0, tag: 0, request: None, covered: 0, chunks: 0, failure: None };
         Pipeline {
             slots: (0..depth).map(slot).collect(),
             free: (0..depth as u32).rev().collect(),
@@ -171,9 +172,13 @@ impl Pipeline {
             }
             Command::Flush if missing => return Err(ClientError::Unsupported("flush")),
             Command::Trim { .. } if missing => return Err(ClientError::Unsupported("trim")),
-            Command::WriteZeroes { .. } if missing => return Err(ClientError::Unsupported("write zeroes")),
+            Command::WriteZeroes { .. } if missing => {
+                return Err(ClientError::Unsupported("write zeroes"));
+            }
             Command::Cache if missing => return Err(ClientError::Unsupported("cache")),
-            Command::Read { .. } if missing => return Err(ClientError::Unsupported("unfragmented reads")),
+            Command::Read { .. } if missing => {
+                return Err(ClientError::Unsupported("unfragmented reads"));
+            }
             Command::Write { .. } if missing => return Err(ClientError::Unsupported("FUA")),
             _ => {}
         }
@@ -181,7 +186,14 @@ impl Pipeline {
         let slot = &mut self.slots[index as usize];
         let cookie = u64::from(slot.round) << 32 | u64::from(index);
         let request = Request { cookie, offset, len, command };
-        *slot = Slot { round: slot.round, tag, request: Some(request), covered: 0, chunks: 0, failure: None };
+        *slot = Slot {
+            round: slot.round,
+            tag,
+            request: Some(request),
+            covered: 0,
+            chunks: 0,
+            failure: None,
+        };
         Ok(request.encode())
     }
 
@@ -240,9 +252,13 @@ impl Pipeline {
         let mut reader = Reader(bytes);
         match self.state {
             State::Head => self.head(reader, sink),
-            State::ChunkLen { flags, kind, slot } => {
-                self.chunk(slot, flags & wire::REPLY_FLAG_DONE != 0, kind, reader.u32().ok_or(SHORT)?, sink)
-            }
+            State::ChunkLen { flags, kind, slot } => self.chunk(
+                slot,
+                flags & wire::REPLY_FLAG_DONE != 0,
+                kind,
+                reader.u32().ok_or(SHORT)?,
+                sink,
+            ),
             State::DataOffset { slot, done, len } => {
                 let at = self.cover(slot, reader.u64().ok_or(SHORT)?, len)?;
                 self.state = State::Data { slot, done, at, left: len };
@@ -327,7 +343,9 @@ impl Pipeline {
         let reading = matches!(request.command, Command::Read { .. });
         self.state = match kind {
             wire::REPLY_NONE if len == 0 && done => return self.chunk_over(slot, true, sink),
-            wire::REPLY_OFFSET_DATA if reading && len > 8 => State::DataOffset { slot, done, len: len - 8 },
+            wire::REPLY_OFFSET_DATA if reading && len > 8 => {
+                State::DataOffset { slot, done, len: len - 8 }
+            }
             wire::REPLY_OFFSET_HOLE if reading && len == 12 => State::Hole { slot, done },
             wire::REPLY_BLOCK_STATUS
                 if matches!(request.command, Command::BlockStatus { .. })
@@ -341,7 +359,11 @@ impl Pipeline {
             kind if kind & wire::REPLY_ERROR_BIT != 0 && (6..=ERROR_BYTES_MAX).contains(&len) => {
                 State::Error { slot, done, kind, len }
             }
-            _ => return Err(ClientError::Protocol("a reply chunk is of an unexpected type or length")),
+            _ => {
+                return Err(ClientError::Protocol(
+                    "a reply chunk is of an unexpected type or length",
+                ));
+            }
         };
         Ok(())
     }
@@ -349,7 +371,8 @@ impl Pipeline {
     /// Counts `len` bytes of a read as received. Returns the bytes' offset from the start of the
     /// request.
     fn cover(&mut self, slot: u32, offset: u64, len: u32) -> Result<u32, ClientError> {
-        const OUTSIDE: ClientError = ClientError::Protocol("a read was answered with bytes outside of it");
+        const OUTSIDE: ClientError =
+            ClientError::Protocol("a read was answered with bytes outside of it");
         let (_, request) = self.active(slot)?;
         let at = offset.checked_sub(request.offset).ok_or(OUTSIDE)?;
         let covered = self.slots[slot as usize].covered + u64::from(len);
@@ -364,7 +387,12 @@ impl Pipeline {
         Ok(at as u32)
     }
 
-    fn chunk_over(&mut self, index: u32, done: bool, sink: &mut dyn Sink) -> Result<(), ClientError> {
+    fn chunk_over(
+        &mut self,
+        index: u32,
+        done: bool,
+        sink: &mut dyn Sink,
+    ) -> Result<(), ClientError> {
         self.state = State::Head;
         if !done {
             return Ok(());

@@ -110,12 +110,18 @@ impl Stream {
     pub fn connect(uri: &NbdUri) -> Result<Stream, ClientError> {
         let stream = match &uri.transport {
             Transport::Unix { socket } => UnixStream::connect(socket).map(Stream::Unix),
-            Transport::Tcp { host, port } => TcpStream::connect((host.as_str(), *port)).and_then(|stream| {
-                stream.set_nodelay(true)?;
-                Ok(Stream::Tcp(stream))
-            }),
+            Transport::Tcp { host, port } => {
+                TcpStream::connect((host.as_str(), *port)).and_then(|stream| {
+                    stream.set_nodelay(true)?;
+                    Ok(Stream::Tcp(stream))
+                })
+            }
         };
-        stream.map_err(|source| ClientError::Io { what: "connect to", at: format!(" at {uri}"), source })
+        stream.map_err(|source| ClientError::Io {
+            what: "connect to",
+            at: format!(" at {uri}"),
+            source,
+        })
     }
 
     /// Connects as [`Stream::connect`] does, with a limit. A connection over TCP is tried for at
@@ -131,7 +137,11 @@ impl Stream {
             Transport::Unix { socket } => unix_now(socket).map(Stream::Unix),
             Transport::Tcp { host, port } => tcp_within(host, *port, timeout).map(Stream::Tcp),
         };
-        stream.map_err(|source| ClientError::Io { what: "connect to", at: format!(" at {uri}"), source })
+        stream.map_err(|source| ClientError::Io {
+            what: "connect to",
+            at: format!(" at {uri}"),
+            source,
+        })
     }
 
     /// Makes every blocking send and receive fail after this time.

@@ -25,9 +25,11 @@ pub struct TempDir(pub PathBuf);
 impl TempDir {
     pub fn new() -> TempDir {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("nbd-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let name =
+            format!("nbd-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path).unwrap_or_else(|e| panic!("cannot create {}: {e}", path.display()));
+        std::fs::create_dir(&path)
+            .unwrap_or_else(|e| panic!("cannot create {}: {e}", path.display()));
         TempDir(path)
     }
 
@@ -48,14 +50,21 @@ pub fn run(tool: &str, package: &str, arguments: &[&str]) -> Output {
     // to the system's own interpreter.
     let path = format!("/usr/bin:/bin:{}", std::env::var("PATH").unwrap_or_default());
     let output = Process::new(tool).args(arguments).env("PATH", path).output();
-    output.unwrap_or_else(|e| panic!("cannot run {tool}: {e}; install it with: apt-get install {package}"))
+    output.unwrap_or_else(|e| {
+        panic!("cannot run {tool}: {e}; install it with: apt-get install {package}")
+    })
 }
 
 /// Runs a tool as [`run`] does; the tool must succeed. Returns its standard output.
 pub fn run_well(tool: &str, package: &str, arguments: &[&str]) -> String {
     let output = run(tool, package, arguments);
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{tool} {arguments:?} failed: {}\n{out}\n{err}", output.status);
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{tool} {arguments:?} failed: {}\n{out}\n{err}",
+        output.status
+    );
     out.into_owned()
 }
 
@@ -174,8 +183,13 @@ impl Shared {
     fn serve<S: Read + Write + Send + 'static>(self: &Arc<Self>, stream: S) {
         let shared = Arc::clone(self);
         std::thread::spawn(move || {
-            let mut connection =
-                Connection { stream, shared: &shared, input: Vec::new(), taken: 0, recorded: Vec::new() };
+            let mut connection = Connection {
+                stream,
+                shared: &shared,
+                input: Vec::new(),
+                taken: 0,
+                recorded: Vec::new(),
+            };
             // An I/O error means that the client closed the connection.
             if let Ok(Err(error)) = connection.run() {
                 shared.errors.lock().expect("no thread panics here").push(error.to_string());
@@ -265,9 +279,16 @@ impl<S: Read + Write> Connection<'_, S> {
         }
     }
 
-    fn handshake(&mut self) -> std::io::Result<Result<Option<Session>, tidepool_nbd::ProtocolError>> {
-        let exports: Vec<Export<'_>> =
-            self.shared.volumes.iter().enumerate().map(|(id, volume)| volume.export(id as u64)).collect();
+    fn handshake(
+        &mut self,
+    ) -> std::io::Result<Result<Option<Session>, tidepool_nbd::ProtocolError>> {
+        let exports: Vec<Export<'_>> = self
+            .shared
+            .volumes
+            .iter()
+            .enumerate()
+            .map(|(id, volume)| volume.export(id as u64))
+            .collect();
         let mut output = Vec::new();
         let mut handshake = Handshake::new(&mut output);
         loop {
@@ -313,9 +334,12 @@ impl<S: Read + Write> Connection<'_, S> {
                 content.blocks[start / BLOCK..end.div_ceil(BLOCK)]
                     .fill(Block { allocated: true, dirty: true });
             }
-            Command::Flush => volume.content().blocks.iter_mut().for_each(|block| block.dirty = false),
+            Command::Flush => {
+                volume.content().blocks.iter_mut().for_each(|block| block.dirty = false)
+            }
             Command::WriteZeroes { no_hole: true, fast_zero: true, .. } => {
-                let used = reply::error(&mut head, session.structured, cookie, Errno::NotSup, "not fast");
+                let used =
+                    reply::error(&mut head, session.structured, cookie, Errno::NotSup, "not fast");
                 return self.stream.write_all(&head[..used]);
             }
             Command::Trim { .. } | Command::WriteZeroes { .. } => {
@@ -364,7 +388,12 @@ impl<S: Read + Write> Connection<'_, S> {
         Ok(())
     }
 
-    fn block_status(&mut self, session: &Session, request: Request, one: bool) -> std::io::Result<()> {
+    fn block_status(
+        &mut self,
+        session: &Session,
+        request: Request,
+        one: bool,
+    ) -> std::io::Result<()> {
         let Request { cookie, offset, len, .. } = request;
         let content = self.shared.volumes[session.export as usize].content();
         let mut left = session.contexts.iter().count();

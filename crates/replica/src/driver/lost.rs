@@ -1,7 +1,9 @@
-//! Every reason for which a host gives up its connection to another one. A connection may also end by itself.
+//! Every reason for which a host gives up its connection to another one. A connection may also end
+//! by itself.
 //!
-//! The session (`session.rs`) finds out what a peer owes for too long, and what the owner has lost. The drivers find out
-//! silence, refusals and messages that have no place. The host finds out what is about sockets, certificates and volumes.
+//! The session (`session.rs`) finds out what a peer owes for too long, and what the owner has lost.
+//! The drivers find out silence, refusals and messages that have no place. The host finds out what
+//! is about sockets, certificates and volumes.
 
 use crate::wire::one_line;
 

@@ -1,4 +1,5 @@
-//! The owner's side: what its peer is told, when it is parted with, and when the ownership record changes.
+//! The owner's side: what its peer is told, when it is parted with, and when the ownership record
+//! changes.
 
 use super::lost::PeerLost;
 use crate::api::{Copies, Party, Record};
@@ -16,12 +17,14 @@ pub enum OwnerTurn {
     Say(Message<'static>),
     /// End the connection to the peer. The driver knows already.
     HangUp(PeerLost),
-    /// Note on the cache device that the host with this cache has the copy, and tell [`OwnerDriver::notes`].
+    /// Note on the cache device that the host with this cache has the copy, and tell
+    /// [`OwnerDriver::notes`].
     Note {
         /// Uuid of its cache.
         cache: u128,
     },
-    /// Change the ownership record, if it still is `before`, and tell [`OwnerDriver::record_answered`].
+    /// Change the ownership record, if it still is `before`, and tell
+    /// [`OwnerDriver::record_answered`].
     Write {
         /// What stands there.
         before: Record,
@@ -70,8 +73,8 @@ pub struct OwnerDriver {
 }
 
 impl OwnerDriver {
-    /// A volume that is served alone, as its record says. `alone` is what write-back does while there is no second copy;
-    /// the core has been told so.
+    /// A volume that is served alone, as its record says. `alone` is what write-back does while
+    /// there is no second copy; the core has been told so.
     ///
     /// # Panics
     /// If the core has no such volume, or the record names a copy.
@@ -153,7 +156,8 @@ impl OwnerDriver {
         self.session.leased_until()
     }
 
-    /// A peer with so much room is connected. False if that is too little for a copy; then the connection is given up.
+    /// A peer with so much room is connected. False if that is too little for a copy; then the
+    /// connection is given up.
     pub fn connect(
         &mut self,
         engine: &mut Engine,
@@ -166,7 +170,8 @@ impl OwnerDriver {
         let up = self.session.peer_up(engine, now, peer, &mut effects);
         self.act(engine, now, effects, out);
         if up {
-            // Reads wait for its answer as soon as the record may name the peer, which knows the volume by what was said before.
+            // Reads wait for its answer as soon as the record may name the peer, which knows the
+            // volume by what was said before.
             self.session.beats(now);
             out.push(OwnerTurn::Say(Message::Beat { time_ns: now }));
         } else {
@@ -184,14 +189,21 @@ impl OwnerDriver {
     }
 
     /// Gives the connection to the peer up, if there is one.
-    pub fn hang_up(&mut self, engine: &mut Engine, now: Nanos, why: PeerLost, out: &mut Vec<OwnerTurn>) {
+    pub fn hang_up(
+        &mut self,
+        engine: &mut Engine,
+        now: Nanos,
+        why: PeerLost,
+        out: &mut Vec<OwnerTurn>,
+    ) {
         if self.connected {
             out.push(OwnerTurn::HangUp(why));
             self.disconnected(engine, now, out);
         }
     }
 
-    /// Lets the machine look at the core; whether it has moved, and the core has to be looked at again.
+    /// Lets the machine look at the core; whether it has moved, and the core has to be looked at
+    /// again.
     pub fn look(&mut self, engine: &mut Engine, now: Nanos, out: &mut Vec<OwnerTurn>) -> bool {
         let before = self.owner().phase();
         let mut effects = std::mem::take(&mut self.effects);
@@ -239,7 +251,13 @@ impl OwnerDriver {
     }
 
     /// It is time for a beat. The peer was last heard at `heard_at`.
-    pub fn beat(&mut self, engine: &mut Engine, now: Nanos, heard_at: Nanos, out: &mut Vec<OwnerTurn>) {
+    pub fn beat(
+        &mut self,
+        engine: &mut Engine,
+        now: Nanos,
+        heard_at: Nanos,
+        out: &mut Vec<OwnerTurn>,
+    ) {
         if self.connected {
             self.session.beats(now);
             out.push(OwnerTurn::Say(Message::Beat { time_ns: now }));
@@ -277,7 +295,8 @@ impl OwnerDriver {
     ) -> Result<(), PeerCopyNeeded> {
         self.look(engine, now, out);
         let phase = self.owner().phase();
-        let counts = matches!(phase, Phase::Joining { .. } | Phase::Sync { .. } | Phase::Conceding { .. });
+        let counts =
+            matches!(phase, Phase::Joining { .. } | Phase::Sync { .. } | Phase::Conceding { .. });
         if counts && engine.log_status(self.volume).is_some_and(|log| log.failed) {
             return Err(PeerCopyNeeded);
         }
@@ -304,7 +323,13 @@ impl OwnerDriver {
     }
 
     /// The host notes under this number who the peer is; `None` if that is noted already.
-    pub fn notes(&mut self, engine: &mut Engine, now: Nanos, number: Option<u64>, out: &mut Vec<OwnerTurn>) {
+    pub fn notes(
+        &mut self,
+        engine: &mut Engine,
+        now: Nanos,
+        number: Option<u64>,
+        out: &mut Vec<OwnerTurn>,
+    ) {
         self.noting = number.or(self.noting);
         self.write(out);
         if !self.connected {
@@ -320,7 +345,8 @@ impl OwnerDriver {
         }
     }
 
-    /// The host has answered a change of the record. False if that is to be tried again; `None` if nobody waits for it any more.
+    /// The host has answered a change of the record. False if that is to be tried again; `None` if
+    /// nobody waits for it any more.
     pub fn record_answered(
         &mut self,
         engine: &mut Engine,
@@ -359,7 +385,13 @@ impl OwnerDriver {
     }
 
     /// Does what the machine wants, and keeps the memory of `effects`.
-    fn act(&mut self, engine: &mut Engine, now: Nanos, mut effects: Vec<Effect>, out: &mut Vec<OwnerTurn>) {
+    fn act(
+        &mut self,
+        engine: &mut Engine,
+        now: Nanos,
+        mut effects: Vec<Effect>,
+        out: &mut Vec<OwnerTurn>,
+    ) {
         for effect in effects.drain(..) {
             match effect {
                 Effect::Begin { generation, base } => {
@@ -370,7 +402,8 @@ impl OwnerDriver {
                 Effect::Write { before, after } => {
                     self.writing = Some((before, after));
                     match after.peer() {
-                        // Not before: until its copy counts, what is here is kept for the host whose copy did.
+                        // Not before: until its copy counts, what is here is kept for the host
+                        // whose copy did.
                         Some(peer) => out.push(OwnerTurn::Note { cache: peer.cache }),
                         None => self.write(out),
                     }
@@ -398,8 +431,8 @@ impl OwnerDriver {
         out.push(OwnerTurn::Write { before, after });
     }
 
-    /// The host is gone that was to be noted before the record names it. The host was asked for nothing yet, and the guest
-    /// need not wait for a checkpoint.
+    /// The host is gone that was to be noted before the record names it. The host was asked for
+    /// nothing yet, and the guest need not wait for a checkpoint.
     fn give_up_note(&mut self, engine: &mut Engine, now: Nanos, out: &mut Vec<OwnerTurn>) {
         let (Some(_), Some((before, _))) = (self.noting, self.writing) else { return };
         if self.in_flight || !matches!(self.owner().phase(), Phase::Joining { down: true, .. }) {

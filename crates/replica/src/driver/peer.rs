@@ -1,4 +1,5 @@
-//! The peer's side: an owner's records on their way into this host's log, and what the owner wants back of them.
+//! The peer's side: an owner's records on their way into this host's log, and what the owner wants
+//! back of them.
 
 use super::lost::PeerLost;
 use crate::api::{Arrived, Copies, Party, Promise, Record, Submit};
@@ -44,8 +45,8 @@ pub enum PeerTurn {
         /// The data.
         buf: Buf,
     },
-    /// Have the core begin the copy; tell [`PeerDriver::is_volume`] at once, and [`PeerDriver::begun`] when it is on stable
-    /// media.
+    /// Have the core begin the copy; tell [`PeerDriver::is_volume`] at once, and
+    /// [`PeerDriver::begun`] when it is on stable media.
     Begin(Begin),
     /// Give the core a request; [`PeerDriver::answered`] gets its end.
     Submit(Submit),
@@ -76,7 +77,8 @@ pub struct PeerDriver {
     flushing: bool,
     /// The block that is read for the owner, and its CRC-32C.
     block: Option<(u64, u32, Buf)>,
-    /// The block that is read next: the owner does not wait for the answer about what it has overwritten meanwhile.
+    /// The block that is read next: the owner does not wait for the answer about what it has
+    /// overwritten meanwhile.
     next_block: Option<(u64, u32)>,
     /// Sequences of records that the owner has lost and wants, and the record that is read for it.
     wanted: Range<u64>,
@@ -86,8 +88,8 @@ pub struct PeerDriver {
 }
 
 impl PeerDriver {
-    /// An owner is connected, whose ownership record is `record`. `volume` is what the core has of its volume, and the
-    /// generation of that. Returns what the owner is told of it, too.
+    /// An owner is connected, whose ownership record is `record`. `volume` is what the core has of
+    /// its volume, and the generation of that. Returns what the owner is told of it, too.
     pub fn new(
         engine: &mut Engine,
         volume: Option<(VolumeId, u64)>,
@@ -132,8 +134,8 @@ impl PeerDriver {
         self.connected
     }
 
-    /// The connection to the owner has ended: what it was told of room is others' again. Does nothing if the driver has given
-    /// it up.
+    /// The connection to the owner has ended: what it was told of room is others' again. Does
+    /// nothing if the driver has given it up.
     pub fn disconnected(&mut self, engine: &mut Engine) {
         if std::mem::take(&mut self.connected)
             && let Some(volume) = self.volume
@@ -236,7 +238,14 @@ impl PeerDriver {
         };
         let number = self.records.insert((sequence, buf)).expect("room was looked for");
         let op = Op::Record { durable };
-        out.push(PeerTurn::Submit(Submit { number, volume, op, offset: 0, len: 0, buf: Some(buf) }));
+        out.push(PeerTurn::Submit(Submit {
+            number,
+            volume,
+            op,
+            offset: 0,
+            len: 0,
+            buf: Some(buf),
+        }));
     }
 
     /// The core has answered a request.
@@ -280,7 +289,14 @@ impl PeerDriver {
                     let volume = self.volume.expect("a copy that has begun is a volume");
                     self.flushing = true;
                     let (number, op) = (FLUSH, Op::Flush);
-                    out.push(PeerTurn::Submit(Submit { number, volume, op, offset: 0, len: 0, buf: None }));
+                    out.push(PeerTurn::Submit(Submit {
+                        number,
+                        volume,
+                        op,
+                        offset: 0,
+                        len: 0,
+                        buf: None,
+                    }));
                 }
                 PeerEffect::HangUp => self.hang_up(engine, PeerLost::CannotTake, out),
             }
@@ -288,8 +304,8 @@ impl PeerDriver {
         self.effects = effects;
     }
 
-    /// Reads what the owner wants next, if there is memory. `unsent_bytes` wait to be sent to it. To be called when the driver
-    /// was called otherwise.
+    /// Reads what the owner wants next, if there is memory. `unsent_bytes` wait to be sent to it.
+    /// To be called when the driver was called otherwise.
     pub fn read(
         &mut self,
         unsent_bytes: usize,
@@ -304,7 +320,14 @@ impl PeerDriver {
                 self.next_block = None;
                 self.block = Some((block, crc, buf));
                 let (number, op, len) = (BLOCK, Op::Block { crc }, BLOCK_BYTES as u64);
-                out.push(PeerTurn::Submit(Submit { number, volume, op, offset, len, buf: Some(buf) }));
+                out.push(PeerTurn::Submit(Submit {
+                    number,
+                    volume,
+                    op,
+                    offset,
+                    len,
+                    buf: Some(buf),
+                }));
             }
         }
         let busy = self.fetched.is_some() || unsent_bytes > UNSENT_BYTES_MAX;
@@ -315,7 +338,14 @@ impl PeerDriver {
             let sequence = self.wanted.start;
             self.fetched = Some((sequence, buf));
             let (number, op) = (FETCH, Op::Fetch { sequence });
-            out.push(PeerTurn::Submit(Submit { number, volume, op, offset: 0, len: 0, buf: Some(buf) }));
+            out.push(PeerTurn::Submit(Submit {
+                number,
+                volume,
+                op,
+                offset: 0,
+                len: 0,
+                buf: Some(buf),
+            }));
         }
     }
 
@@ -335,7 +365,12 @@ impl PeerDriver {
     }
 
     /// The record has been read, or is not here any more.
-    fn record_read(&mut self, arena: &Arena, result: Result<(), RequestError>, out: &mut Vec<PeerTurn>) {
+    fn record_read(
+        &mut self,
+        arena: &Arena,
+        result: Result<(), RequestError>,
+        out: &mut Vec<PeerTurn>,
+    ) {
         let Some((sequence, buf)) = self.fetched.take() else { return };
         if result.is_ok() && WireRecord::with_data(arena.bytes(buf)).is_ok() {
             // The owner may have begun meanwhile, and wants none any more.
@@ -364,15 +399,16 @@ impl PeerDriver {
     }
 }
 
-/// What this host has of another one's volume, whose owner has this generation; `None` if it has no copy.
+/// What this host has of another one's volume, whose owner has this generation; `None` if it has no
+/// copy.
 pub fn holds(engine: &Engine, volume: VolumeId, generation: u64) -> Option<Holds> {
     engine.promised(volume)?;
     let log = engine.log_status(volume)?;
     Some(Holds { generation, base: 0, logged: log.published, stable: log.stable })
 }
 
-/// Whether the copy `volume`, of an owner with this generation, may become this host's own while `record` stands. With
-/// `accepts_loss`, somebody knows that the owner's log is lost.
+/// Whether the copy `volume`, of an owner with this generation, may become this host's own while
+/// `record` stands. With `accepts_loss`, somebody knows that the owner's log is lost.
 ///
 /// # Errors
 /// The record does not say that the copy holds everything.

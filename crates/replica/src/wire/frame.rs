@@ -4,7 +4,9 @@ use super::message::{Call, Holds, Message, Offer};
 use super::record::Record;
 use super::{DATA_BYTES_MAX, HEAD_BYTES_MAX, Malformed, PREFIX_BYTES, TEXT_BYTES_MAX};
 use crate::limits::LEASE_V1_NS;
-use tidepool_engine::api::{BLOCK_BYTES, Begin, Have, REQUEST_BYTES_MAX, Room, SECTOR_BYTES, buffer_bytes};
+use tidepool_engine::api::{
+    BLOCK_BYTES, Begin, Have, REQUEST_BYTES_MAX, Room, SECTOR_BYTES, buffer_bytes,
+};
 use tidepool_engine::format::{Entry, RecordHeader, crc32c};
 
 pub(super) const RECORD_HEAD_BYTES: usize = size_of::<RecordHeader>();
@@ -45,8 +47,8 @@ pub(super) enum Kind {
     Needed = 22,
 }
 
-/// What begins every frame: kind 1, for a record whether somebody waits for it on stable media 1, bytes of the head 2,
-/// bytes of the data 4, CRC-32C over prefix (itself zero) and head 4, zero 4.
+/// What begins every frame: kind 1, for a record whether somebody waits for it on stable media 1,
+/// bytes of the head 2, bytes of the data 4, CRC-32C over prefix (itself zero) and head 4, zero 4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Prefix {
     kind: Kind,
@@ -62,7 +64,8 @@ impl Prefix {
     /// # Errors
     /// No message is like that.
     pub fn decode(bytes: &[u8; PREFIX_BYTES]) -> Result<Prefix, Malformed> {
-        let field = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        let field =
+            |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let bad = Malformed::Shape(bytes[0]);
         let kind = Kind::of(bytes[0]).ok_or(bad)?;
         let head_bytes = u16::from_le_bytes([bytes[2], bytes[3]]);
@@ -70,7 +73,8 @@ impl Prefix {
         let prefix = Prefix { kind, durable, head_bytes, data_bytes: field(4), crc: field(8) };
         let data = match kind {
             Kind::Record => {
-                prefix.data_bytes.is_multiple_of(BLOCK) && prefix.data_bytes <= DATA_BYTES_MAX as u32
+                prefix.data_bytes.is_multiple_of(BLOCK)
+                    && prefix.data_bytes <= DATA_BYTES_MAX as u32
             }
             Kind::Block => prefix.data_bytes == BLOCK || prefix.data_bytes == 0,
             Kind::Told => is_askable(prefix.data_bytes),
@@ -159,11 +163,15 @@ impl Prefix {
                 room: f.room()?,
             }),
             Kind::Begun => Message::Begun { generation: f.u64()?, base: f.u64()? },
-            Kind::Have => Message::Have(Have { logged: f.u64()?, stable: f.u64()?, room: f.room()? }),
+            Kind::Have => {
+                Message::Have(Have { logged: f.u64()?, stable: f.u64()?, room: f.room()? })
+            }
             Kind::Flush => Message::Flush { sequence: f.u64()? },
             Kind::Drained => Message::Drained { floor: f.u64()? },
             Kind::Fetch => Message::Fetch { after: f.u64()?, through: f.u64()? },
-            Kind::Block => Message::Block { block: f.u64()?, crc: f.u32()?, data_bytes: self.data_bytes },
+            Kind::Block => {
+                Message::Block { block: f.u64()?, crc: f.u32()?, data_bytes: self.data_bytes }
+            }
             Kind::Beat => Message::Beat { time_ns: f.u64()? },
             Kind::Offer => Message::Offer(f.offer()?),
             Kind::Expecting => Message::Expecting { cache: f.u128()? },
@@ -190,8 +198,8 @@ impl Kind {
     fn of(byte: u8) -> Option<Kind> {
         use Kind::*;
         let all = [
-            Hello, Welcome, Refused, Begin, Begun, Record, Have, Flush, Drained, Fetch, Block, Beat,
-            HandOver, Taken, Offer, Expecting, Ask, Told, Take, LetGo, Needs, Needed,
+            Hello, Welcome, Refused, Begin, Begun, Record, Have, Flush, Drained, Fetch, Block,
+            Beat, HandOver, Taken, Offer, Expecting, Ask, Told, Take, LetGo, Needs, Needed,
         ];
         all.into_iter().find(|kind| *kind as u8 == byte)
     }
@@ -259,7 +267,12 @@ impl<'a> Fields<'a> {
     }
 
     fn holds(&mut self) -> Option<Holds> {
-        Some(Holds { generation: self.u64()?, base: self.u64()?, logged: self.u64()?, stable: self.u64()? })
+        Some(Holds {
+            generation: self.u64()?,
+            base: self.u64()?,
+            logged: self.u64()?,
+            stable: self.u64()?,
+        })
     }
 }
 
@@ -276,8 +289,9 @@ impl Message<'_> {
         let durable = matches!(self, Message::Record { durable: true, .. });
         let (prefix, head) = out[start..].split_at_mut(PREFIX_BYTES);
         let head_bytes = head.len() as u16;
-        prefix
-            .copy_from_slice(&Prefix { kind, durable, head_bytes, data_bytes, crc: 0 }.sealed(head).encode());
+        prefix.copy_from_slice(
+            &Prefix { kind, durable, head_bytes, data_bytes, crc: 0 }.sealed(head).encode(),
+        );
     }
 
     fn kind(&self) -> Kind {
@@ -339,7 +353,10 @@ impl Message<'_> {
             }
             Message::Hello { call, lease_ns } => {
                 put_call(out, &call);
-                put_numbers(out, if lease_ns == LEASE_V1_NS { &[] } else { std::slice::from_ref(&lease_ns) });
+                put_numbers(
+                    out,
+                    if lease_ns == LEASE_V1_NS { &[] } else { std::slice::from_ref(&lease_ns) },
+                );
             }
             Message::HandOver(call) => put_call(out, &call),
             Message::Offer(offer) => put_offer(out, &offer),
@@ -401,7 +418,10 @@ fn put_numbers(out: &mut Vec<u8>, numbers: &[u64]) {
 }
 
 fn put_text(out: &mut Vec<u8>, text: &str) {
-    assert!(text.len() <= TEXT_BYTES_MAX && !text.contains(char::is_control), "one short line: {text:?}");
+    assert!(
+        text.len() <= TEXT_BYTES_MAX && !text.contains(char::is_control),
+        "one short line: {text:?}"
+    );
     out.extend_from_slice(&(text.len() as u16).to_le_bytes());
     out.extend_from_slice(text.as_bytes());
 }

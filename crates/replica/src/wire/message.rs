@@ -59,10 +59,12 @@ pub enum Message<'a> {
     Hello {
         /// The owner, and the volume.
         call: Call<'a>,
-        /// The owner's lease in nanoseconds. A message without one means [`LEASE_V1_NS`], as the first releases had it.
+        /// The owner's lease in nanoseconds. A message without one means [`LEASE_V1_NS`], as the
+        /// first releases had it.
         lease_ns: Nanos,
     },
-    /// First and only message of an owner that has let go of the volume: the peer is to take it over.
+    /// First and only message of an owner that has let go of the volume: the peer is to take it
+    /// over.
     HandOver(Call<'a>),
     /// The volume is taken over, and served.
     Taken {
@@ -84,7 +86,8 @@ pub enum Message<'a> {
     },
     /// A peer that does not do as it is asked, and why; it hangs up.
     Refused(&'a str),
-    /// Throw away what is there, promise to listen to nobody earlier; records after the base follow.
+    /// Throw away what is there, promise to listen to nobody earlier; records after the base
+    /// follow.
     Begin(Begin),
     /// The promise is on stable media.
     Begun {
@@ -119,7 +122,8 @@ pub enum Message<'a> {
         /// Newest that is wanted.
         through: u64,
     },
-    /// Send a good copy of this block; or that it is here (`data_bytes` is a block), or that there is none (zero).
+    /// Send a good copy of this block; or that it is here (`data_bytes` is a block), or that there
+    /// is none (zero).
     Block {
         /// Block of the volume.
         block: u64,
@@ -128,8 +132,8 @@ pub enum Message<'a> {
         /// Bytes of data that follow.
         data_bytes: u32,
     },
-    /// Still here; both sides say so all the time. A peer says each beat of its owner's back, too, as long as it follows: nobody has
-    /// taken over up to then.
+    /// Still here; both sides say so all the time. A peer says each beat of its owner's back, too,
+    /// as long as it follows: nobody has taken over up to then.
     Beat {
         /// Of the owner's clock; 0 in a peer's own beats.
         time_ns: u64,
@@ -141,11 +145,13 @@ pub enum Message<'a> {
         /// Uuid of the other host's cache.
         cache: u128,
     },
-    /// A client there reads; or, without bytes, wants everything that was completed to be on stable media.
+    /// A client there reads; or, without bytes, wants everything that was completed to be on stable
+    /// media.
     Ask {
         /// Byte offset in the volume; a multiple of a sector.
         offset: u64,
-        /// Bytes; a multiple of a sector. The blocks that it touches have at most [`REQUEST_BYTES_MAX`] bytes.
+        /// Bytes; a multiple of a sector. The blocks that it touches have at most
+        /// [`REQUEST_BYTES_MAX`] bytes.
         len: u32,
     },
     /// How that has ended.
@@ -166,7 +172,8 @@ pub enum Message<'a> {
         /// The image has everything, and is nobody's. If not, the copy there is to be taken over.
         clean: bool,
     },
-    /// First and only message of the holder of a copy, which another host wants to replace: does the owner need it?
+    /// First and only message of the holder of a copy, which another host wants to replace: does
+    /// the owner need it?
     Needs {
         /// The holder.
         host: &'a str,

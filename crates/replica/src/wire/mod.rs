@@ -1,8 +1,8 @@
 //! What owner and peer say to each other, as bytes (RFC 9). All numbers are little-endian.
 //!
-//! A connection begins with a [`Greeting`] in each direction, whose layout never changes. Then come frames: a
-//! [`Prefix`], a head, and for records and blocks the data blocks. The data is not copied here: a prefix says how long
-//! it is, and the reader puts it where it belongs.
+//! A connection begins with a [`Greeting`] in each direction, whose layout never changes. Then come
+//! frames: a [`Prefix`], a head, and for records and blocks the data blocks. The data is not copied
+//! here: a prefix says how long it is, and the reader puts it where it belongs.
 
 mod frame;
 mod message;

@@ -8,7 +8,8 @@ use tidepool_engine::format::{
 };
 use zerocopy::FromBytes;
 
-/// A write record on its way: what stood in the owner's log, without the padding of its header block. The data follows.
+/// A write record on its way: what stood in the owner's log, without the padding of its header
+/// block. The data follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Record<'a> {
     /// The header and its entries.
@@ -84,7 +85,8 @@ impl<'a> Record<'a> {
     /// If there is no such entry.
     pub fn entry(&self, at: usize) -> Entry {
         let from = RECORD_HEAD_BYTES + at * ENTRY_BYTES;
-        Entry::read_from_bytes(&self.head[from..from + ENTRY_BYTES]).expect("an entry is as long as it is")
+        Entry::read_from_bytes(&self.head[from..from + ENTRY_BYTES])
+            .expect("an entry is as long as it is")
     }
 
     /// Bytes of the data blocks that follow.

@@ -1,8 +1,10 @@
-//! The rules of RFC 9 against everything that can happen to two hosts, a link and a witness, step by step in every order.
+//! The rules of RFC 9 against everything that can happen to two hosts, a link and a witness, step
+//! by step in every order.
 //!
-//! The model drives the very machines of the crate. Its world has one volume, two hosts with a log each, one connection that may break with
-//! everything in flight, and a witness whose answers may be lost. A host is killed (its log loses nothing), or loses its power (its log loses
-//! what is not stable). Writes are numbers, so that a log is compared with what was promised write by write.
+//! The model drives the very machines of the crate. Its world has one volume, two hosts with a log
+//! each, one connection that may break with everything in flight, and a witness whose answers may
+//! be lost. A host is killed (its log loses nothing), or loses its power (its log loses what is not
+//! stable). Writes are numbers, so that a log is compared with what was promised write by write.
 
 mod world;
 
@@ -40,7 +42,8 @@ impl Model for Rules {
                     actions.push(Action::Fail(at));
                 }
                 let end = owner.may_acknowledge() as usize;
-                let early = world.bug == Bug::EarlyAck && host.log.writes.len() > world.acknowledged.len();
+                let early =
+                    world.bug == Bug::EarlyAck && host.log.writes.len() > world.acknowledged.len();
                 if end > world.acknowledged.len() || early {
                     actions.push(Action::Acknowledge(at));
                 }
@@ -65,17 +68,20 @@ impl Model for Rules {
                 actions.push(Action::Power(at));
             }
             match host.run {
-                // What nothing else has is lost with it, what the record does not say yet nobody knows, and a log that is behind
-                // its image is refused without a peer.
+                // What nothing else has is lost with it, what the record does not say yet nobody
+                // knows, and a log that is behind its image is refused without a peer.
                 Run::Down if host.failed && !matches!(world.witness.copies, Copies::Peer(_)) => {}
-                Run::Down => actions.extend([true, false].map(|asks| Action::Start { host: at, asks })),
+                Run::Down => {
+                    actions.extend([true, false].map(|asks| Action::Start { host: at, asks }))
+                }
                 Run::Peer(_) if limits.takeovers > 0 => actions.push(Action::TakeOver(at)),
                 Run::Fencing { .. } => actions.push(Action::Fence(at)),
                 _ => {}
             }
         }
         let pair = [&world.hosts[0].run, &world.hosts[1].run];
-        let can_meet = matches!(pair, [Run::Owner(_), Run::Peer(_)] | [Run::Peer(_), Run::Owner(_)]);
+        let can_meet =
+            matches!(pair, [Run::Owner(_), Run::Peer(_)] | [Run::Peer(_), Run::Owner(_)]);
         if !world.linked && can_meet {
             actions.push(Action::Connect);
         }
@@ -118,7 +124,9 @@ impl Model for Rules {
             Action::Acknowledge(at) => w.acknowledge(at),
             Action::Flush(at) => {
                 let end = world.owner(at).map(Owner::may_drain).expect("offered") as usize;
-                if w.owner(at).is_some_and(|owner| owner.record().generation == w.witness.generation) {
+                if w.owner(at)
+                    .is_some_and(|owner| owner.record().generation == w.witness.generation)
+                {
                     w.flushed = end.min(w.acknowledged.len());
                 }
             }
@@ -176,9 +184,15 @@ impl Model for Rules {
             |_, w| w.seen[LEFT],
             |_, w| w.seen[CAME_BACK],
         ];
-        let names =
-            ["in sync", "taken over", "fetched from the peer", "left the peer", "back on a failed device"];
-        let all = names.iter().zip(reached).map(|(name, reached)| Property::sometimes(name, reached));
+        let names = [
+            "in sync",
+            "taken over",
+            "fetched from the peer",
+            "left the peer",
+            "back on a failed device",
+        ];
+        let all =
+            names.iter().zip(reached).map(|(name, reached)| Property::sometimes(name, reached));
         let mut properties: Vec<Property<Self>> =
             self.2.iter().map(|&at| all.clone().nth(at).expect("a name")).collect();
         properties.push(Property::always(LOST_NOTHING, |_, world: &World| world.bad.is_none()));
@@ -186,7 +200,8 @@ impl Model for Rules {
     }
 }
 
-/// Every order of everything within the limits: nothing is lost, and what is to be tried is reached.
+/// Every order of everything within the limits: nothing is lost, and what is to be tried is
+/// reached.
 fn check(limits: Limits, reaches: &'static [usize]) {
     let checker = Rules(limits, Bug::None, reaches).checker().threads(2).spawn_bfs().join();
     checker.assert_properties();
@@ -224,8 +239,14 @@ fn two_power_losses_take_nothing_that_is_flushed() {
 
 #[test]
 fn kills_and_lost_answers_take_nothing() {
-    let limits =
-        Limits { writes: 1, kills: 1, breaks: 1, lost_answers: 1, takeovers: 1, ..Limits::default() };
+    let limits = Limits {
+        writes: 1,
+        kills: 1,
+        breaks: 1,
+        lost_answers: 1,
+        takeovers: 1,
+        ..Limits::default()
+    };
     check(limits, &[SYNC, TAKEN_OVER, LEFT]);
 }
 

@@ -123,7 +123,8 @@ pub(super) struct World {
     pub(super) seen: [bool; 5],
 }
 
-/// What is to be reached, so that nothing passes because nothing happens: places in [`World::seen`].
+/// What is to be reached, so that nothing passes because nothing happens: places in
+/// [`World::seen`].
 pub(super) const SYNC: usize = 0;
 pub(super) const TAKEN_OVER: usize = 1;
 pub(super) const FETCHED: usize = 2;
@@ -264,7 +265,8 @@ impl World {
         self.acknowledged = log;
     }
 
-    /// Whether a host has these writes, in the image or in its log: the host that has the volume now must have what an earlier owner does.
+    /// Whether a host has these writes, in the image or in its log: the host that has the volume
+    /// now must have what an earlier owner does.
     pub(super) fn has(&self, at: usize, writes: &[u8]) -> bool {
         let log = &self.hosts[at].log;
         self.image[..log.base].iter().chain(&log.writes).take(writes.len()).eq(writes)
@@ -272,7 +274,8 @@ impl World {
 
     pub(super) fn acknowledge(&mut self, at: usize) {
         let Run::Owner(owner) = &mut self.hosts[at].run else { return };
-        // While the peer joins the record may still say solo: then nothing is promised yet that two logs have to keep.
+        // While the peer joins the record may still say solo: then nothing is promised yet that two
+        // logs have to keep.
         let two = matches!(owner.phase(), Phase::Sync { .. });
         let through = match self.bug {
             Bug::EarlyAck if two => self.hosts[at].log.writes.len(),
@@ -311,7 +314,8 @@ impl World {
         self.tell(at, Event::Drained(through as u64));
     }
 
-    /// An owner on a dead device may write to the image: what it has is there, and nobody else has older.
+    /// An owner on a dead device may write to the image: what it has is there, and nobody else has
+    /// older.
     pub(super) fn may_bypass(&self, at: usize) -> bool {
         let alone = self.owner(at).is_some_and(|owner| owner.phase() == Phase::Solo);
         let drained = self.image.len() == self.hosts[at].log.writes.len();
@@ -340,7 +344,9 @@ impl World {
             _ => {
                 return match message {
                     Message::Begun => self.tell(at, Event::Begun),
-                    Message::Have { logged, stable } => self.tell(at, Event::Have { logged, stable }),
+                    Message::Have { logged, stable } => {
+                        self.tell(at, Event::Have { logged, stable })
+                    }
                     _ => {}
                 };
             }
@@ -391,7 +397,8 @@ impl World {
             return;
         }
         if matches!(self.hosts[host].run, Run::Owner(_)) {
-            let event = if written && answered { Event::Written } else { Event::Found(self.witness) };
+            let event =
+                if written && answered { Event::Written } else { Event::Found(self.witness) };
             return self.tell(host, event);
         }
         let Run::Taking { peer, .. } = self.hosts[host].run else { return };
@@ -433,7 +440,8 @@ impl World {
             Resume::Unreachable | Resume::Behind { .. } => {}
             Resume::Taken => {
                 let log = &self.hosts[at].log;
-                let copy = Copy { generation: log.generation, base: log.base as u64, logged: log.end() };
+                let copy =
+                    Copy { generation: log.generation, base: log.base as u64, logged: log.end() };
                 // What it has as an owner of the past is no copy of anything.
                 let copy = Some(copy).filter(|copy| copy.generation == record.generation);
                 self.hosts[at].run = Run::Peer(Peer::new(me, &record, copy));

@@ -19,8 +19,8 @@ pub struct Arrival {
 /// What somebody who watches the images wants to know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum News {
-    /// A group is committed: from now on the image and its redo are the volume without the cache. If it is `unsure`, the core is told of
-    /// an error all the same.
+    /// A group is committed: from now on the image and its redo are the volume without the cache.
+    /// If it is `unsure`, the core is told of an error all the same.
     Committed {
         /// The core does not know.
         unsure: bool,
@@ -78,15 +78,18 @@ impl Machine {
         }
     }
 
-    /// Something under way arrives: it takes place, or fails. `None` if nothing of this name is under way.
+    /// Something under way arrives: it takes place, or fails. `None` if nothing of this name is
+    /// under way.
     pub fn arrive(&mut self, token: u64, now: Nanos, policy: &mut impl Policy) -> Option<Arrival> {
         let flight = self.flights.remove(&token)?;
         let mut arrival = Arrival { flight, result: Ok(()), news: None, complaint: None };
-        if let (Some(buf), FlightKind::DeviceWrite { data, .. }) = (arrival.flight.buf, arrival.flight.kind())
+        if let (Some(buf), FlightKind::DeviceWrite { data, .. }) =
+            (arrival.flight.buf, arrival.flight.kind())
             && self.contents(buf) != *data
         {
-            arrival.complaint =
-                Some(format!("memory of the device write {token} was changed while it was in flight"));
+            arrival.complaint = Some(format!(
+                "memory of the device write {token} was changed while it was in flight"
+            ));
         }
         arrival.result = match arrival.flight.kind().backend() {
             None => self.reach_device(&arrival.flight, policy),
@@ -193,7 +196,8 @@ impl Machine {
         }
     }
 
-    /// Fills a buffer of the core with what a read of an image gives, and after an error with anything.
+    /// Fills a buffer of the core with what a read of an image gives, and after an error with
+    /// anything.
     fn fill(&mut self, image: usize, offset: u64, buf: Buf, good: bool, early: Option<&[Content]>) {
         let engine = self.engine.as_mut().expect("effects come from a core");
         let bytes = engine.arena_mut().bytes_mut(buf);
@@ -211,9 +215,16 @@ impl Machine {
         }
     }
 
-    /// A backend whose flush fails may lose what it has completed since the last one, as a storage server does that
-    /// is restarted. Only while nothing went past the cache: clients would read that something is gone.
-    fn lose_unflushed(&mut self, image: usize, error: IoError, now: Nanos, policy: &mut impl Policy) -> bool {
+    /// A backend whose flush fails may lose what it has completed since the last one, as a storage
+    /// server does that is restarted. Only while nothing went past the cache: clients would read
+    /// that something is gone.
+    fn lose_unflushed(
+        &mut self,
+        image: usize,
+        error: IoError,
+        now: Nanos,
+        policy: &mut impl Policy,
+    ) -> bool {
         let direct = self.status(image, now).is_none_or(|status| status.backend_unflushed);
         let backend = &mut self.mounts[image].backend;
         if backend.is_durable() || direct || error == IoError::Fenced {

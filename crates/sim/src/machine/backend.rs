@@ -21,7 +21,8 @@ pub enum Trouble {
     Full,
     /// Nothing completes.
     Stopped,
-    /// The connection is gone: nothing completes, and what was in flight fails when it is there again.
+    /// The connection is gone: nothing completes, and what was in flight fails when it is there
+    /// again.
     Disconnected,
     /// Everything takes this many times longer.
     Slow(u64),
@@ -29,7 +30,8 @@ pub enum Trouble {
     Fenced,
 }
 
-/// An image: a file with a volatile write cache, or one whose writes are durable when they complete.
+/// An image: a file with a volatile write cache, or one whose writes are durable when they
+/// complete.
 pub struct Backend {
     pub(super) store: Store,
     /// The redo beside it.
@@ -183,7 +185,8 @@ impl Backend {
     pub fn recover(&mut self) -> Result<(), String> {
         let size = self.size_bytes;
         let clip = |block: u64, bytes: &[u8]| {
-            let left = size.saturating_sub(block * BLOCK_BYTES as u64).min(BLOCK_BYTES as u64) as usize;
+            let left =
+                size.saturating_sub(block * BLOCK_BYTES as u64).min(BLOCK_BYTES as u64) as usize;
             let mut bytes = bytes.to_vec();
             bytes[left..].fill(0);
             bytes
@@ -198,7 +201,10 @@ impl Backend {
 
     /// Reads blocks; what is beyond the end reads as zero.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) {
-        assert!(offset.is_multiple_of(BLOCK_BYTES as u64), "backend reads of the core are block-aligned");
+        assert!(
+            offset.is_multiple_of(BLOCK_BYTES as u64),
+            "backend reads of the core are block-aligned"
+        );
         for (i, out) in out.chunks_mut(BLOCK_BYTES).enumerate() {
             self.store.read(offset / BLOCK_BYTES as u64 + i as u64, out);
         }
@@ -242,7 +248,8 @@ impl Backend {
         }
     }
 
-    /// A write or discard that was in flight when its process was killed: all of it, nothing, or blocks of it.
+    /// A write or discard that was in flight when its process was killed: all of it, nothing, or
+    /// blocks of it.
     pub fn apply_cut(&mut self, rng: &mut Rng, first: u64, data: &[Content]) {
         let style = rng.below(3);
         self.note_own(first, data.len());

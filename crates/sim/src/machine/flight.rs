@@ -8,7 +8,8 @@ use tidepool_engine::mem::Buf;
 /// An effect of the core under way.
 pub struct Flight {
     pub(super) token: Token,
-    /// A number that nothing else in this life has, and that does not depend on what the core calls it.
+    /// A number that nothing else in this life has, and that does not depend on what the core calls
+    /// it.
     pub(super) name: u64,
     pub(super) kind: FlightKind,
     pub(super) buf: Option<Buf>,
@@ -151,7 +152,12 @@ impl FlightKind {
 }
 
 impl Flight {
-    pub(super) fn new(token: Token, kind: FlightKind, buf: Option<Buf>, latency_ns: Nanos) -> Flight {
+    pub(super) fn new(
+        token: Token,
+        kind: FlightKind,
+        buf: Option<Buf>,
+        latency_ns: Nanos,
+    ) -> Flight {
         Flight { token, name: 0, kind, buf, latency_ns, disconnected: false, mark: 0 }
     }
 
@@ -189,7 +195,9 @@ impl Flight {
     }
 
     pub(super) fn overlaps(&self, buf: Buf) -> bool {
-        self.buf.is_some_and(|own| own.offset < buf.offset + buf.len && buf.offset < own.offset + own.len)
+        self.buf.is_some_and(|own| {
+            own.offset < buf.offset + buf.len && buf.offset < own.offset + own.len
+        })
     }
 
     /// Both use the same memory, and one of them fills it.

@@ -12,7 +12,8 @@ const TRIM_LATE_TIMES: Nanos = 20;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
 impl Machine {
-    /// What an effect is going to do. [`Machine::launch`] sends it on its way, unless it is no input or output.
+    /// What an effect is going to do. [`Machine::launch`] sends it on its way, unless it is no
+    /// input or output.
     ///
     /// # Errors
     /// What of it no core may ask for.
@@ -41,11 +42,14 @@ impl Machine {
                 let image = self.image_of(volume).ok_or_else(|| {
                     format!("an operation for the backend of volume {}, which is none", volume.0)
                 })?;
-                let latency_ns = policy.backend_latency_ns(self.mounts[image].backend.latency_ns()) + 1;
+                let latency_ns =
+                    policy.backend_latency_ns(self.mounts[image].backend.latency_ns()) + 1;
                 let (kind, buf) = self.prepare_backend(image, op, now, policy)?;
                 return Ok(Some(Flight::new(token, kind, buf, latency_ns)));
             }
-            Effect::Peer { .. } | Effect::Reply { .. } | Effect::ControlDone { .. } => return Ok(None),
+            Effect::Peer { .. } | Effect::Reply { .. } | Effect::ControlDone { .. } => {
+                return Ok(None);
+            }
         };
         Ok(Some(Flight::new(token, kind, buf, 0)))
     }
@@ -62,12 +66,15 @@ impl Machine {
             BackendOp::Read { offset, buf } => {
                 let first = offset / BLOCK;
                 let blocks = first..first + u64::from(buf.len) / BLOCK;
-                let early = policy.is_early().then(|| blocks.map(|block| backend.store.get(block)).collect());
+                let early = policy
+                    .is_early()
+                    .then(|| blocks.map(|block| backend.store.get(block)).collect());
                 (FlightKind::Read { volume, offset, early }, Some(buf))
             }
-            BackendOp::Write { offset, buf } => {
-                (self.prepare_write(volume, offset, buf, policy.is_early().then_some(now))?, Some(buf))
-            }
+            BackendOp::Write { offset, buf } => (
+                self.prepare_write(volume, offset, buf, policy.is_early().then_some(now))?,
+                Some(buf),
+            ),
             BackendOp::Discard { offset, len } | BackendOp::WriteZeroes { offset, len } => {
                 if offset % BLOCK != 0 || len % BLOCK != 0 || len == 0 {
                     return Err(format!("zeroes of {len} bytes at {offset} for the backend"));
@@ -75,7 +82,9 @@ impl Machine {
                 let data = vec![None; (len / BLOCK) as usize];
                 (FlightKind::Write { volume, first: offset / BLOCK, data, applied: false }, None)
             }
-            BackendOp::Flush => (FlightKind::Flush { volume, point: backend.store.sync_point() }, None),
+            BackendOp::Flush => {
+                (FlightKind::Flush { volume, point: backend.store.sync_point() }, None)
+            }
             BackendOp::Disown => (FlightKind::Disown { volume }, None),
             BackendOp::RedoWrite { group, frame, buf } => {
                 let name = (backend.generation(), group, frame);
@@ -93,7 +102,8 @@ impl Machine {
         })
     }
 
-    /// A write of an image, which takes effect already if it is early and nothing is wrong with the backend.
+    /// A write of an image, which takes effect already if it is early and nothing is wrong with the
+    /// backend.
     fn prepare_write(
         &mut self,
         volume: usize,
@@ -105,10 +115,13 @@ impl Machine {
         let backend = &mut self.mounts[volume].backend;
         let first = offset / BLOCK;
         let bytes = engine.arena().bytes(buf).chunks_exact(BLOCK_BYTES);
-        let data: Vec<Content> = bytes.zip(first..).map(|(bytes, b)| backend.clip(b, bytes)).collect();
+        let data: Vec<Content> =
+            bytes.zip(first..).map(|(bytes, b)| backend.clip(b, bytes)).collect();
         if offset + (data.len() as u64 - 1) * BLOCK >= backend.size_bytes() {
             let size = backend.size_bytes();
-            return Err(format!("volume {volume}: a write at {offset} beyond the image's {size} bytes"));
+            return Err(format!(
+                "volume {volume}: a write at {offset} beyond the image's {size} bytes"
+            ));
         }
         let applied = early.is_some_and(|now| backend.trouble_now(now) == Trouble::None);
         if applied {
@@ -117,7 +130,8 @@ impl Machine {
         Ok(FlightKind::Write { volume, first, data, applied })
     }
 
-    /// Sends something on its way, under a name that nothing else in this life has. Returns how long it takes.
+    /// Sends something on its way, under a name that nothing else in this life has. Returns how
+    /// long it takes.
     ///
     /// # Errors
     /// What of it no core may ask for.
@@ -136,7 +150,9 @@ impl Machine {
             }
             FlightKind::DeviceSync { .. } => policy.sync_latency_ns(),
             // What depends on a redo being there or not should have time to go wrong.
-            FlightKind::RedoTrim { .. } if policy.is_trim_late() => TRIM_LATE_TIMES * flight.latency_ns,
+            FlightKind::RedoTrim { .. } if policy.is_trim_late() => {
+                TRIM_LATE_TIMES * flight.latency_ns
+            }
             _ => flight.latency_ns,
         };
         let token = flight.token.0;

@@ -42,7 +42,8 @@ impl Layout {
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&self.formats.to_le_bytes());
         self.uuid = uuid;
-        let options = FormatOptions { uuid, size_bytes: self.size_bytes, segment_bytes: self.segment_bytes };
+        let options =
+            FormatOptions { uuid, size_bytes: self.size_bytes, segment_bytes: self.segment_bytes };
         format_device(disk, &options, &mut |_, _| ()).map(drop)
     }
 }

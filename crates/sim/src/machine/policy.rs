@@ -5,7 +5,8 @@ use tidepool_engine::api::Nanos;
 
 /// How long it takes until something arrives, and what happens to it on the way.
 ///
-/// What is wrong with a backend or with the device is a state of theirs, and the machine asks for it by itself.
+/// What is wrong with a backend or with the device is a state of theirs, and the machine asks for
+/// it by itself.
 pub trait Policy {
     /// Chance, for what is decided in the machine's parts.
     fn rng(&mut self) -> &mut Rng;
@@ -28,6 +29,7 @@ pub trait Policy {
     /// Whether something that arrives at a slow backend or device has to wait.
     fn waits_for_the_slow(&mut self) -> bool;
 
-    /// Whether what was sent over a connection that broke has arrived, or what was sent by a process that was killed.
+    /// Whether what was sent over a connection that broke has arrived, or what was sent by a
+    /// process that was killed.
     fn has_arrived(&mut self) -> bool;
 }

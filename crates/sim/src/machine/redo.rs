@@ -69,7 +69,12 @@ impl Redo {
     ///
     /// # Errors
     /// What of the core's promises does not hold.
-    pub fn commit(&mut self, generation: u64, uuid: [u8; 16], commit: Commit) -> Result<(), String> {
+    pub fn commit(
+        &mut self,
+        generation: u64,
+        uuid: [u8; 16],
+        commit: Commit,
+    ) -> Result<(), String> {
         let Commit { first, group, frames, sequence } = commit;
         let mut groups = match &self.header {
             Some(header) if header.generation == generation => header.groups.clone(),
@@ -110,7 +115,9 @@ impl Redo {
 
     /// A cache whose log ends at `sequence` has lost what it once had on stable media.
     pub fn is_ahead(&self, uuid: [u8; 16], sequence: u64) -> bool {
-        let Some(header) = self.header.as_ref().filter(|header| header.uuid == uuid) else { return false };
+        let Some(header) = self.header.as_ref().filter(|header| header.uuid == uuid) else {
+            return false;
+        };
         let noted = if self.noted.0 >= header.generation { self.noted.1 } else { 0 };
         header.sequence.max(noted) > sequence
     }
@@ -142,10 +149,13 @@ impl Redo {
         let Some(header) = &self.header else { return Ok(all) };
         for (&group, &frames) in &header.groups {
             for frame in 0..frames {
-                let name = FrameName { uuid: header.uuid, generation: header.generation, group, frame };
+                let name =
+                    FrameName { uuid: header.uuid, generation: header.generation, group, frame };
                 let bytes = self.frames.get(&(header.generation, group, frame));
                 let changes = bytes.and_then(|bytes| decode(bytes, name));
-                for change in changes.ok_or_else(|| format!("frame {frame} of group {group} is gone"))? {
+                for change in
+                    changes.ok_or_else(|| format!("frame {frame} of group {group} is gone"))?
+                {
                     match change {
                         Change::Data(block, bytes) => drop(all.insert(block, Some(bytes.to_vec()))),
                         Change::Zeroes(block, n, _) => {

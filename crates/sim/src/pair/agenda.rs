@@ -85,8 +85,8 @@ pub(super) enum What {
 }
 
 impl What {
-    /// What names it: it decides what comes first at one point of time, and what is drawn then. What has one name comes in the
-    /// order in which it was sent.
+    /// What names it: it decides what comes first at one point of time, and what is drawn then.
+    /// What has one name comes in the order in which it was sent.
     pub(super) fn identity(&self) -> u64 {
         match *self {
             What::Fault => fold(&1),

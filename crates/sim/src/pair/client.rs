@@ -76,7 +76,8 @@ impl Client {
     /// The slot whose request has this number, and the memory of what it reads.
     pub(super) fn of_request(&self, id: RequestId) -> Option<(usize, Option<Buf>)> {
         let mut slots = self.slots.iter().enumerate();
-        let sent = slots.find_map(|(slot, sent)| Some((slot, sent.as_ref().filter(|sent| sent.id == id)?)));
+        let sent = slots
+            .find_map(|(slot, sent)| Some((slot, sent.as_ref().filter(|sent| sent.id == id)?)));
         sent.map(|(slot, sent)| (slot, sent.buf.filter(|_| sent.op == Op::Read)))
     }
 
@@ -107,7 +108,8 @@ impl World {
         self.cover.hit("volume served");
         self.checker.killed(tick);
         if !std::mem::take(&mut self.fate.lost) && !self.client.verifying {
-            // Everything acknowledged is there. What was only read before it was in both copies may be gone.
+            // Everything acknowledged is there. What was only read before it was in both copies may
+            // be gone.
             self.checker.settle(tick);
         }
         self.checker.power_lost(tick);
@@ -157,13 +159,18 @@ impl World {
         let longest = if self.draws.rng.permille(800) { 4 } else { BLOCKS_MAX };
         let n = 1 + self.draws.rng.below(longest.min(blocks));
         let first = self.draws.rng.below(blocks - n + 1);
-        if op == Op::Flush { self.request(at, slot, op, 0, 0) } else { self.request(at, slot, op, first, n) }
+        if op == Op::Flush {
+            self.request(at, slot, op, 0, 0)
+        } else {
+            self.request(at, slot, op, first, n)
+        }
     }
 
     /// Changes may go past the log.
     fn goes_direct(&self, at: usize) -> bool {
         let host = &self.hosts[at];
-        let status = host.engine.as_ref().and_then(|engine| engine.volume_status(self.clock(at), VOLUME));
+        let status =
+            host.engine.as_ref().and_then(|engine| engine.volume_status(self.clock(at), VOLUME));
         let mode = status.map_or(Mode::Off, |status| status.spec.mode);
         matches!(mode, Mode::WriteAround | Mode::Off) || host.disk.is_dead()
     }
@@ -225,8 +232,17 @@ impl World {
     }
 
     /// An answer. What a former owner says reaches nobody.
-    pub(super) fn client_reply(&mut self, at: usize, id: RequestId, result: Result<(), RequestError>) {
-        let slot = self.client.slots.iter().position(|slot| slot.as_ref().is_some_and(|sent| sent.id == id));
+    pub(super) fn client_reply(
+        &mut self,
+        at: usize,
+        id: RequestId,
+        result: Result<(), RequestError>,
+    ) {
+        let slot = self
+            .client
+            .slots
+            .iter()
+            .position(|slot| slot.as_ref().is_some_and(|sent| sent.id == id));
         let Some(slot) = slot.filter(|_| self.client.serving == Some(at)) else { return };
         let sent = self.client.slots[slot].take().expect("found just now");
         let tick = self.next_tick();
@@ -247,7 +263,12 @@ impl World {
             (Op::Flush, Ok(())) => self.checker.flushed(sent.start),
             (Op::Flush, Err(_)) => {}
             (op, Ok(())) => {
-                self.checker.end_change(sent.start, tick, true, op.is_fua() || !self.client.flushed);
+                self.checker.end_change(
+                    sent.start,
+                    tick,
+                    true,
+                    op.is_fua() || !self.client.flushed,
+                );
                 if op.is_fua() {
                     self.checker.flushed(sent.start);
                 }
@@ -303,7 +324,8 @@ impl World {
         self.after(0, What::Think(slot));
     }
 
-    /// Everything has come to its end: the hosts are in sync, all is answered and drained, and the image is the volume.
+    /// Everything has come to its end: the hosts are in sync, all is answered and drained, and the
+    /// image is the volume.
     pub(super) fn is_over(&mut self) -> bool {
         let Some(at) = self.client.serving else { return false };
         if self.client.verifying

@@ -1,9 +1,11 @@
-//! The hosts' clocks. None of them is right: one is a little faster than the other, and each begins when its host does.
+//! The hosts' clocks. None of them is right: one is a little faster than the other, and each begins
+//! when its host does.
 
 use crate::rng::Rng;
 use tidepool_engine::api::Nanos;
 
-/// So much of a thousand nanoseconds a clock shows at least, and at most. Two hosts' clocks may differ by a tenth.
+/// So much of a thousand nanoseconds a clock shows at least, and at most. Two hosts' clocks may
+/// differ by a tenth.
 const RATES: [u64; 3] = [960, 1000, 1040];
 /// Longest time for which a host has been running when it is first looked at.
 const UPTIME_NS: Nanos = 3_600_000_000_000;

@@ -9,7 +9,8 @@ impl World {
     /// From here on something may go wrong.
     pub(super) fn end_calm(&mut self) {
         self.course.calm = false;
-        (self.course.end, self.course.steps_max) = (self.now + self.course.end, self.step + STEPS_MAX);
+        (self.course.end, self.course.steps_max) =
+            (self.now + self.course.end, self.step + STEPS_MAX);
     }
 
     /// The next thing goes wrong.
@@ -28,13 +29,17 @@ impl World {
             return self.after(LIMITS.beat_ns / 2, What::Fault);
         }
         let owner = self.hosts.iter().position(|host| matches!(host.run, Run::Owner(_)));
-        let at = owner.filter(|_| self.draws.rng.permille(300)).unwrap_or(self.draws.rng.below(2) as usize);
+        let at = owner
+            .filter(|_| self.draws.rng.permille(300))
+            .unwrap_or(self.draws.rng.below(2) as usize);
         let until = self.now + self.draws.rng.around(S);
         match self.draws.rng.below(16) {
             0 => self.kill(at, false),
             1 => self.kill(at, true),
             2 if self.draws.rng.permille(400) => (0..2).for_each(|at| self.kill(at, true)),
-            2 if self.draws.rng.permille(300) => (0..2).for_each(|host| self.kill(host, host == at)),
+            2 if self.draws.rng.permille(300) => {
+                (0..2).for_each(|host| self.kill(host, host == at))
+            }
             2 => (0..2).for_each(|at| self.kill(at, false)),
             3 => {
                 self.note("pause", at as u64, until, 0);
@@ -80,7 +85,8 @@ impl World {
         }
         self.note(if power { "power loss" } else { "kill" }, at as u64, 0, 0);
         self.cover.hit(if power { "host power loss" } else { "host kill" });
-        // The record may say that the owner's copy counts before it is back. Its image's redo tells then that it is behind.
+        // The record may say that the owner's copy counts before it is back. Its image's redo tells
+        // then that it is behind.
         let parting = matches!(&self.hosts[at].run,
             Run::Owner(driver) if matches!(driver.owner().phase(), Phase::Leaving { writing: true, .. }));
         self.hosts[at].stop();
@@ -89,8 +95,8 @@ impl World {
         self.mend_device(at);
         self.hosts[at].paused_until = 0;
         self.client.left(at);
-        let conceded =
-            matches!(self.ceph.record().copies, Copies::Peer(_)) && host_of(self.ceph.record().owner) == at;
+        let conceded = matches!(self.ceph.record().copies, Copies::Peer(_))
+            && host_of(self.ceph.record().owner) == at;
         if dead && !power && conceded && !parting && self.draws.rng.permille(700) {
             self.cover.hit("failed device back");
             self.hosts[at].disk.come_back();
@@ -106,7 +112,8 @@ impl World {
             } else {
                 self.hosts[at].disk.power_loss();
             }
-            // A device that has died, and may come back, is no copy, even before its owner has noticed.
+            // A device that has died, and may come back, is no copy, even before its owner has
+            // noticed.
             let is_left = |party: &Party| {
                 let host = &self.hosts[host_of(*party)];
                 host.party() == *party && !host.disk.is_dead()
@@ -129,7 +136,8 @@ impl World {
         for key in sent {
             let what = self.queue.remove(&key);
             let disk = &mut self.hosts[at].disk;
-            if let Some(What::Arrive { transfer: Transfer::Write { offset, data, .. }, .. }) = what {
+            if let Some(What::Arrive { transfer: Transfer::Write { offset, data, .. }, .. }) = what
+            {
                 disk.cut_at(offset, &data);
             }
         }
@@ -187,8 +195,8 @@ impl World {
     fn lose_owner_and_power(&mut self) {
         let Some(peer) = self.ceph.record().peer() else { return };
         let (owner, other) = (host_of(self.ceph.record().owner), host_of(peer));
-        let there =
-            self.hosts[owner].party() == self.ceph.record().owner && self.hosts[other].party() == peer;
+        let there = self.hosts[owner].party() == self.ceph.record().owner
+            && self.hosts[other].party() == peer;
         let dead = self.hosts.iter().any(|host| host.disk.is_dead());
         let serves = matches!(self.hosts[owner].run, Run::Owner(_));
         if !there || dead || !serves || self.rot.is_some() {
@@ -200,7 +208,8 @@ impl World {
         self.kill(other, true);
     }
 
-    /// Whether a host whose device is dead can be started with a new one: what it alone has is in the image.
+    /// Whether a host whose device is dead can be started with a new one: what it alone has is in
+    /// the image.
     fn can_do_without(&self, at: usize) -> bool {
         if let Run::Owner(driver) = &self.hosts[at].run
             && matches!(driver.owner().phase(), Phase::Leaving { .. })
@@ -224,8 +233,8 @@ impl World {
         }
     }
 
-    /// Nobody serves, and nobody may by himself: the cache that was flushed to last is made the volume, whatever else is
-    /// missing.
+    /// Nobody serves, and nobody may by himself: the cache that was flushed to last is made the
+    /// volume, whatever else is missing.
     pub(super) fn accept_loss(&mut self) {
         let record = self.ceph.record();
         let owner = host_of(record.owner);
@@ -267,7 +276,8 @@ impl World {
         }
         self.cover.hit("volume let go of");
         let host = &mut self.hosts[at];
-        (host.standing.detaching, host.standing.fenced, host.standing.serves) = (None, false, false);
+        (host.standing.detaching, host.standing.fenced, host.standing.serves) =
+            (None, false, false);
         host.run = Run::Waiting;
         self.client.left(at);
         self.decide(at);
@@ -276,8 +286,7 @@ impl World {
     /// A host whose device is dead gets a new one as soon as it can do without the old one.
     pub(super) fn replace_dead(&mut self, at: usize) {
         let log = self.hosts[at].engine.as_ref().and_then(|engine| engine.log_status(VOLUME));
-        let alone =
-            matches!(&self.hosts[at].run, Run::Owner(driver) if driver.owner().phase() == Phase::Solo);
+        let alone = matches!(&self.hosts[at].run, Run::Owner(driver) if driver.owner().phase() == Phase::Solo);
         // Without a request there is no reason to disown a dead device that has nothing of its own.
         self.fate.whole_image |= alone
             && self.client.is_idle()
@@ -296,9 +305,12 @@ impl World {
         let Some(at) = owner.filter(|&at| self.plan.modes && !self.is_paused(at)) else { return };
         let mode = match self.course.healing {
             true => Mode::WriteBack,
-            false => {
-                self.draws.rng.pick(&[Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off])
-            }
+            false => self.draws.rng.pick(&[
+                Mode::WriteBack,
+                Mode::WriteThrough,
+                Mode::WriteAround,
+                Mode::Off,
+            ]),
         };
         self.note("mode", at as u64, mode as u64, 0);
         self.cover.hit("mode changed");

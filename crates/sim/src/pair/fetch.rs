@@ -26,7 +26,9 @@ impl World {
         self.hosts[at].run = Run::Fetching { sequence, through, connection, until };
         self.cover.hit("record fetched");
         let message = Plain::Fetch { after: sequence - 1, through: sequence };
-        self.drive_peer(peer, connection, |driver, engine, turns| driver.hear(engine, &message, turns));
+        self.drive_peer(peer, connection, |driver, engine, turns| {
+            driver.hear(engine, &message, turns)
+        });
         self.drive(peer);
     }
 
@@ -35,14 +37,17 @@ impl World {
         let owner = 1 - peer;
         self.drive_peer(peer, from, |driver, engine, _| driver.disconnected(engine));
         let heard = self.link_works() && !self.is_paused(owner) && !self.is_paused(peer);
-        let Run::Fetching { sequence, through, connection, .. } = self.hosts[owner].run else { return };
+        let Run::Fetching { sequence, through, connection, .. } = self.hosts[owner].run else {
+            return;
+        };
         if !heard || connection != from {
             return;
         }
         let Ok(record) = answer else {
             return self.cover.hit("record that cannot be fetched");
         };
-        let header = open::<RecordHeader>(&record[..BLOCK_BYTES]).expect("the driver looks at what it gives");
+        let header = open::<RecordHeader>(&record[..BLOCK_BYTES])
+            .expect("the driver looks at what it gives");
         assert_eq!(header.sequence.get(), sequence, "the record that was asked for");
         // The last one has all of them on stable media.
         let durable = sequence == through || self.draws.rng.permille(200);

@@ -69,8 +69,8 @@ impl Host {
     /// For a report.
     pub(super) fn state(&self) -> String {
         let status = self.engine.as_ref().and_then(|engine| engine.volume_status(0, VOLUME));
-        let figures =
-            status.map(|s| (s.state, s.dirty_bytes, s.dirty_bytes_max, s.sequence, s.sequence_drained));
+        let figures = status
+            .map(|s| (s.state, s.dirty_bytes, s.dirty_bytes_max, s.sequence, s.sequence_drained));
         let log = self.engine.as_ref().and_then(|engine| engine.log_status(VOLUME));
         format!("{}: {figures:?} {log:?}", self.run.name())
     }
@@ -91,7 +91,8 @@ pub(super) struct Link {
 /// What the drivers have under way in the core.
 #[derive(Default)]
 pub(super) struct Copies {
-    /// Drivers of the peer's side by their connection: the last one, and those to which the core owes answers.
+    /// Drivers of the peer's side by their connection: the last one, and those to which the core
+    /// owes answers.
     pub(super) followers: BTreeMap<u64, PeerDriver>,
     /// Their requests.
     pub(super) asked: HashMap<RequestId, Asked>,
@@ -287,13 +288,17 @@ impl Host {
         self.copies = Copies::default();
         self.records.clear();
         self.neighbours.clear();
-        (self.standing.fenced, self.standing.detaching, self.standing.serves) = (false, None, false);
+        (self.standing.fenced, self.standing.detaching, self.standing.serves) =
+            (false, None, false);
         self.armed = 0;
     }
 }
 
 fn changes_image(op: &BackendOp) -> bool {
-    matches!(op, BackendOp::Write { .. } | BackendOp::Discard { .. } | BackendOp::WriteZeroes { .. })
+    matches!(
+        op,
+        BackendOp::Write { .. } | BackendOp::Discard { .. } | BackendOp::WriteZeroes { .. }
+    )
 }
 
 /// Whose cache a party is.
@@ -304,7 +309,8 @@ pub(super) fn host_of(party: Party) -> usize {
 fn new_disk(at: usize, plan: &Plan, rng: Rng) -> Disk {
     let (size_bytes, segment_bytes) = (plan.cache_bytes[at], plan.segment_bytes[at]);
     let mut disk = Disk::new(size_bytes, rng);
-    let options = FormatOptions { uuid: [at as u8 + 1; 16], size_bytes, segment_bytes: Some(segment_bytes) };
+    let options =
+        FormatOptions { uuid: [at as u8 + 1; 16], size_bytes, segment_bytes: Some(segment_bytes) };
     format_device(&mut disk, &options, &mut |_, _| ()).expect("a new disk can be formatted");
     disk
 }
@@ -340,11 +346,14 @@ impl World {
         }
     }
 
-    /// Carries out what the core wants now, in an order that does not depend on that of the core; whether there was anything.
+    /// Carries out what the core wants now, in an order that does not depend on that of the core;
+    /// whether there was anything.
     fn take_effects(&mut self, at: usize) -> bool {
         let now = self.clock(at);
         let mut all = Vec::new();
-        while let Some(effect) = self.hosts[at].engine.as_mut().and_then(|engine| engine.next_effect(now)) {
+        while let Some(effect) =
+            self.hosts[at].engine.as_mut().and_then(|engine| engine.next_effect(now))
+        {
             let seen = self.seen(at, &effect);
             self.trace.add(at, &seen);
             // What goes to the peer stays in its order.
@@ -393,19 +402,24 @@ impl World {
         let block = BLOCK_BYTES as u64;
         let host = &mut self.hosts[at];
         let engine = host.engine.as_ref().expect("it has an effect");
-        let contents = |buf: Buf| engine.arena().bytes(buf).chunks_exact(BLOCK_BYTES).map(content).collect();
+        let contents =
+            |buf: Buf| engine.arena().bytes(buf).chunks_exact(BLOCK_BYTES).map(content).collect();
         let (token, transfer) = match effect {
             Effect::DeviceRead { token, offset, buf } => (token, Transfer::Read { offset, buf }),
             Effect::DeviceWrite { token, offset, buf, dsync } => {
                 (token, Transfer::Write { offset, data: contents(buf), dsync })
             }
-            Effect::DeviceSync { token } => (token, Transfer::Sync { point: host.disk.sync_point() }),
+            Effect::DeviceSync { token } => {
+                (token, Transfer::Sync { point: host.disk.sync_point() })
+            }
             Effect::Backend { token, volume: NEIGHBOUR, op } => {
                 let buf = if let BackendOp::Read { buf, .. } = op { Some(buf) } else { None };
                 (token, Transfer::Neighbour { buf })
             }
             Effect::Backend { op, .. } if host.standing.fenced && changes_image(&op) => {
-                return self.fail(format!("host {at} was told that it is not the owner, and sends {op:?}"));
+                return self.fail(format!(
+                    "host {at} was told that it is not the owner, and sends {op:?}"
+                ));
             }
             Effect::Backend { token, op, .. } => (
                 token,
@@ -434,7 +448,9 @@ impl World {
                 return self.send(at, message);
             }
             Effect::Reply { id, result } => return self.reply(at, id, result),
-            Effect::ControlDone { control, result } => return self.control_done(at, control, result),
+            Effect::ControlDone { control, result } => {
+                return self.control_done(at, control, result);
+            }
         };
         let generation = host.standing.generation;
         self.send_transfer(at, token, generation, transfer);
@@ -506,18 +522,27 @@ impl World {
             return self.has_let_go(at, result);
         }
         match host.run {
-            Run::Promising { before, after, control: promises } if promises == control => match result {
-                Ok(()) => {
-                    let flush = host.fresh();
-                    let request =
-                        Request { id: flush, volume: VOLUME, op: Op::Flush, offset: 0, len: 0, buf: None };
-                    host.run = Run::Stabilising { before, after, flush };
-                    host.engine().handle(now, Event::Request(request));
+            Run::Promising { before, after, control: promises } if promises == control => {
+                match result {
+                    Ok(()) => {
+                        let flush = host.fresh();
+                        let request = Request {
+                            id: flush,
+                            volume: VOLUME,
+                            op: Op::Flush,
+                            offset: 0,
+                            len: 0,
+                            buf: None,
+                        };
+                        host.run = Run::Stabilising { before, after, flush };
+                        host.engine().handle(now, Event::Request(request));
+                    }
+                    Err(_) => host.run = Run::Waiting,
                 }
-                Err(_) => host.run = Run::Waiting,
-            },
+            }
             Run::Attaching { record, control: attaches } if attaches == control => {
-                let driver = OwnerDriver::new(host.engine(), VOLUME, record, LIMITS, self.plan.alone);
+                let driver =
+                    OwnerDriver::new(host.engine(), VOLUME, record, LIMITS, self.plan.alone);
                 host.run = Run::Owner(Box::new(driver));
                 host.standing.is_behind = false;
                 self.serve(at);

@@ -41,7 +41,9 @@ impl Message {
         match self {
             Message::Plain(message) => Told::Plain(message),
             Message::Refused(why) => Told::Refused(why),
-            Message::Record { bytes, durable } => Told::Record { data: crc32c(bytes), durable: *durable },
+            Message::Record { bytes, durable } => {
+                Told::Record { data: crc32c(bytes), durable: *durable }
+            }
             Message::Block { block, crc, data } => {
                 Told::Block { block: *block, crc: *crc, data: crc32c(data) }
             }
@@ -78,7 +80,9 @@ impl World {
     ) -> Option<R> {
         let now = self.clock(at);
         let host = &mut self.hosts[at];
-        let (Run::Owner(driver), Some(engine)) = (&mut host.run, &mut host.engine) else { return None };
+        let (Run::Owner(driver), Some(engine)) = (&mut host.run, &mut host.engine) else {
+            return None;
+        };
         let mut turns = Vec::new();
         let result = call(driver, engine, now, &mut turns);
         turns.into_iter().for_each(|turn| self.take_owner_turn(at, turn));
@@ -104,7 +108,9 @@ impl World {
                     host.copies.notes.insert(number);
                     host.engine().set_attachment(now, VOLUME, noted, number);
                 }
-                self.drive_owner(at, |driver, engine, now, turns| driver.notes(engine, now, number, turns));
+                self.drive_owner(at, |driver, engine, now, turns| {
+                    driver.notes(engine, now, number, turns)
+                });
             }
             OwnerTurn::Write { before, after } => self.send_change(at, before, after),
             OwnerTurn::Parts => {
@@ -123,7 +129,8 @@ impl World {
         }
     }
 
-    /// Calls the driver of a connection at the peer's side and takes its turns; whether the core was given something.
+    /// Calls the driver of a connection at the peer's side and takes its turns; whether the core
+    /// was given something.
     pub(super) fn drive_peer(
         &mut self,
         at: usize,
@@ -132,14 +139,17 @@ impl World {
     ) -> bool {
         let mut turns = Vec::new();
         let host = &mut self.hosts[at];
-        let (Some(driver), Some(engine)) = (host.copies.followers.get_mut(&connection), &mut host.engine)
+        let (Some(driver), Some(engine)) =
+            (host.copies.followers.get_mut(&connection), &mut host.engine)
         else {
             return false;
         };
         call(driver, engine, &mut turns);
         let mut is_given = self.take_peer_turns(at, connection, &mut turns);
         let host = &mut self.hosts[at];
-        if let (Some(driver), Some(engine)) = (host.copies.followers.get_mut(&connection), &mut host.engine) {
+        if let (Some(driver), Some(engine)) =
+            (host.copies.followers.get_mut(&connection), &mut host.engine)
+        {
             driver.read(0, &mut |bytes| engine.arena_mut().alloc(bytes), &mut turns);
             is_given |= self.take_peer_turns(at, connection, &mut turns);
         }
@@ -165,7 +175,9 @@ impl World {
                 self.hosts[at].followed_at = now;
                 Message::Plain(Plain::Beat { time_ns })
             }
-            PeerTurn::Refuse(why) if !is_connected => return self.fetched(at, connection, Err(why)),
+            PeerTurn::Refuse(why) if !is_connected => {
+                return self.fetched(at, connection, Err(why));
+            }
             PeerTurn::Refuse(why) => {
                 self.cover.hit("copy refused");
                 Message::Refused(why)
@@ -248,7 +260,8 @@ impl World {
         loop {
             let host = &mut self.hosts[at];
             host.link.stalled = false;
-            let (Some(connection), Some(message)) = (host.link.connection, host.link.inbox.front()) else {
+            let (Some(connection), Some(message)) = (host.link.connection, host.link.inbox.front())
+            else {
                 return given;
             };
             if let (Message::Record { bytes, durable }, Run::Peer) = (message, &host.run) {
@@ -268,8 +281,8 @@ impl World {
                     return given;
                 };
                 engine.arena_mut().bytes_mut(buf).copy_from_slice(bytes);
-                let header =
-                    open::<RecordHeader>(&bytes[..BLOCK_BYTES]).expect("nothing is damaged on the way");
+                let header = open::<RecordHeader>(&bytes[..BLOCK_BYTES])
+                    .expect("nothing is damaged on the way");
                 let (sequence, generation) = (header.sequence.get(), header.generation.get());
                 let arrived = Arrived { sequence, generation, durable: *durable, buf };
                 host.link.inbox.pop_front();
@@ -297,13 +310,16 @@ impl World {
             }
             Run::Peer => {
                 let (plain, _) = message.heard();
-                self.drive_peer(at, connection, |driver, engine, turns| driver.hear(engine, &plain, turns));
+                self.drive_peer(at, connection, |driver, engine, turns| {
+                    driver.hear(engine, &plain, turns)
+                });
             }
             _ => {}
         }
     }
 
-    /// Lets the drivers look at the core, and at what has come; whether the core has to be driven again.
+    /// Lets the drivers look at the core, and at what has come; whether the core has to be driven
+    /// again.
     pub(super) fn look(&mut self, at: usize) -> bool {
         if self.hosts[at].engine.is_none() {
             return false;
@@ -330,11 +346,15 @@ impl World {
         let heard = host.link.heard;
         match (&host.run, host.link.connection) {
             (Run::Owner(_), _) => {
-                self.drive_owner(at, |driver, engine, now, turns| driver.beat(engine, now, heard, turns));
+                self.drive_owner(at, |driver, engine, now, turns| {
+                    driver.beat(engine, now, heard, turns)
+                });
             }
             (Run::Peer, Some(connection)) => {
                 let times = (now, heard, LIMITS.silence_ns);
-                self.drive_peer(at, connection, |driver, engine, turns| driver.beat(engine, times, turns));
+                self.drive_peer(at, connection, |driver, engine, turns| {
+                    driver.beat(engine, times, turns)
+                });
             }
             _ => {}
         }
@@ -344,14 +364,18 @@ impl World {
     fn hang_up(&mut self, at: usize, why: &PeerLost) {
         match why {
             PeerLost::Loss => self.cover.hit("copy parted with for a loss"),
-            PeerLost::NoRoom | PeerLost::MakesNoRoom => self.cover.hit("copy without room given up"),
+            PeerLost::NoRoom | PeerLost::MakesNoRoom => {
+                self.cover.hit("copy without room given up")
+            }
             PeerLost::ConfirmsNothing => self.cover.hit("copy that confirms nothing given up"),
             PeerLost::StabilisesNothing => self.cover.hit("copy that becomes not stable given up"),
             PeerLost::EchoesLate => self.cover.hit("late echo"),
             PeerLost::TooLittleRoom => self.cover.hit("peer without room"),
             PeerLost::Refused(_) => self.cover.hit("refused by the peer"),
             PeerLost::Unexpected | PeerLost::NotNext | PeerLost::UntimelyRecord => {
-                self.fail(format!("host {at} hears of its other one what that should not say: {why}"));
+                self.fail(format!(
+                    "host {at} hears of its other one what that should not say: {why}"
+                ));
             }
             _ => {}
         }
@@ -377,7 +401,8 @@ impl World {
         }
     }
 
-    /// Gives up the connection over which records of a copy come, before it becomes this host's own.
+    /// Gives up the connection over which records of a copy come, before it becomes this host's
+    /// own.
     pub(super) fn end_following(&mut self, at: usize) {
         if let Some(connection) = self.hosts[at].link.connection {
             self.drive_peer(at, connection, |driver, engine, turns| {
@@ -386,7 +411,8 @@ impl World {
         }
     }
 
-    /// An owner and a peer that can hear each other get connected, if the peer finds the owner in the record.
+    /// An owner and a peer that can hear each other get connected, if the peer finds the owner in
+    /// the record.
     pub(super) fn connected(&mut self, at: usize, connection: u64) {
         let (record, peer) = (self.ceph.record(), 1 - at);
         let Run::Owner(driver) = &self.hosts[at].run else { return };
@@ -405,23 +431,26 @@ impl World {
         let (me, known) = (host.party(), host.known().map(|spec| (VOLUME, spec.generation)));
         let (driver, room, _) = PeerDriver::new(host.engine(), known, me, &record);
         host.copies.followers.insert(connection, driver);
-        let up =
-            self.drive_owner(at, |driver, engine, now, turns| driver.connect(engine, now, (me, room), turns));
+        let up = self.drive_owner(at, |driver, engine, now, turns| {
+            driver.connect(engine, now, (me, room), turns)
+        });
         if up == Some(false) {
             self.disconnect(peer);
         }
         self.drive(at);
     }
 
-    /// The witness has answered an owner: what it asked for stands there, or something else; `None` if the answer is lost.
+    /// The witness has answered an owner: what it asked for stands there, or something else; `None`
+    /// if the answer is lost.
     pub(super) fn record_answered(&mut self, at: usize, stands: Option<bool>) {
         let answer = match stands {
             Some(true) => RecordAnswer::Written,
             Some(false) => RecordAnswer::Fenced,
             None => RecordAnswer::Unknown,
         };
-        let known = self
-            .drive_owner(at, |driver, engine, now, turns| driver.record_answered(engine, now, answer, turns));
+        let known = self.drive_owner(at, |driver, engine, now, turns| {
+            driver.record_answered(engine, now, answer, turns)
+        });
         if known.flatten() == Some(false) {
             self.cover.hit("record tried again");
         }

@@ -1,7 +1,7 @@
-//! Two hosts with a copy of one volume each (RFC 9): the real core and the real machines on both, a link, a witness, and an
-//! image that both can reach. Hosts die, pause, lose their power or their cache device, the link and the way to the witness
-//! break, answers are lost, the mode changes, another volume wants the caches' room, and a peer takes over whenever the
-//! record lets it.
+//! Two hosts with a copy of one volume each (RFC 9): the real core and the real machines on both, a
+//! link, a witness, and an image that both can reach. Hosts die, pause, lose their power or their
+//! cache device, the link and the way to the witness break, answers are lost, the mode changes,
+//! another volume wants the caches' room, and a peer takes over whenever the record lets it.
 //!
 //! | file | what it is about |
 //! |---|---|
@@ -61,7 +61,8 @@ const NOTES_MAX: usize = 300;
 /// What stands between the hosts.
 #[derive(Default)]
 struct Net {
-    /// Until when a host does not reach the witness, and until when what it sends to the other one gets lost.
+    /// Until when a host does not reach the witness, and until when what it sends to the other one
+    /// gets lost.
     away_until: [Nanos; 2],
     hole_until: [Nanos; 2],
     /// Connections that there ever were.
@@ -75,8 +76,8 @@ struct Net {
 struct Fate {
     /// Both copies of what was acknowledged and not flushed are gone.
     lost: bool,
-    /// The image has everything, and no cache has anything that counts: so it is at first, and when an owner's dead device
-    /// is no longer named.
+    /// The image has everything, and no cache has anything that counts: so it is at first, and when
+    /// an owner's dead device is no longer named.
     whole_image: bool,
     /// The image had everything when an owner with a dead device left its peer.
     drained_at_leave: bool,
@@ -155,8 +156,8 @@ struct World {
     told: Report,
 }
 
-/// Lives a life of at most `seconds` of simulated time, and then until everything is quiet. What it has drawn is beside the outcome,
-/// if it is kept.
+/// Lives a life of at most `seconds` of simulated time, and then until everything is quiet. What it
+/// has drawn is beside the outcome, if it is kept.
 pub(crate) fn live(chance: Chance, seconds: u64, verbose: bool, trace: Trace) -> (Outcome, Draws) {
     let mut world = World::new(chance, seconds, verbose, trace);
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run()));
@@ -446,7 +447,9 @@ impl World {
     /// Something goes on its way to a disk or to the image.
     fn send_transfer(&mut self, at: usize, token: Token, generation: u64, transfer: Transfer) {
         let mean = match transfer {
-            Transfer::Sync { .. } | Transfer::Write { dsync: true, .. } => self.plan.latency.sync_ns,
+            Transfer::Sync { .. } | Transfer::Write { dsync: true, .. } => {
+                self.plan.latency.sync_ns
+            }
             Transfer::Read { .. } | Transfer::Write { .. } => self.plan.latency.device_ns,
             _ => self.plan.latency.image_ns,
         };
@@ -544,7 +547,8 @@ impl World {
     }
 
     fn connected_now(&mut self, owner: usize, connection: u64) {
-        let roles = self.hosts[owner].wants_peer() && matches!(self.hosts[1 - owner].run, Run::Peer);
+        let roles =
+            self.hosts[owner].wants_peer() && matches!(self.hosts[1 - owner].run, Run::Peer);
         let free = self.hosts.iter().all(|host| host.link.connection.is_none());
         if roles && free && self.link_works() && !self.is_paused(1 - owner) {
             self.connected(owner, connection);
@@ -573,7 +577,9 @@ impl World {
                 (Copies::Sync(_), _) => "record in sync",
                 (Copies::Peer(_), _) => "record without the owner's copy",
                 (Copies::Solo, false) => "record solo again",
-                (Copies::Solo, true) if before.owner.cache != after.owner.cache => "record taken over",
+                (Copies::Solo, true) if before.owner.cache != after.owner.cache => {
+                    "record taken over"
+                }
                 (Copies::Solo, true) => "record taken back",
             });
             let parted = after.generation == before.generation && after.copies == Copies::Solo;
@@ -587,7 +593,9 @@ impl World {
                     self.after(ns, What::Strike { at, power: true });
                 }
             }
-            if matches!(after.copies, Copies::Peer(_)) && !self.course.healing && self.draws.rng.permille(500)
+            if matches!(after.copies, Copies::Peer(_))
+                && !self.course.healing
+                && self.draws.rng.permille(500)
             {
                 let ns = self.draws.rng.around(MS);
                 self.after(ns, What::Strike { at, power: false });

@@ -1,4 +1,5 @@
-//! Each host's other volume, which has no copy and wants its part of the cache. What it holds is not looked at.
+//! Each host's other volume, which has no copy and wants its part of the cache. What it holds is
+//! not looked at.
 
 use super::host::NEIGHBOUR;
 use super::{MS, What, World};
@@ -18,7 +19,9 @@ impl World {
         let engine = self.hosts[at].engine();
         match engine.volumes().into_iter().find(|(id, _)| *id == NEIGHBOUR) {
             Some((id, spec)) => {
-                engine.attach(now, id, Attach::again(&spec, true), NEIGHBOURS).expect("it was there before");
+                engine
+                    .attach(now, id, Attach::again(&spec, true), NEIGHBOURS)
+                    .expect("it was there before");
             }
             None => {
                 let spec = VolumeSpec {
@@ -48,7 +51,8 @@ impl World {
             let offset = self.draws.rng.below(SIZE_BYTES / WRITE_BYTES) * WRITE_BYTES;
             self.hosts[at].neighbours.insert(id, buf);
             let op = Op::Write { fua: false };
-            let request = Request { id, volume: NEIGHBOUR, op, offset, len: WRITE_BYTES, buf: Some(buf) };
+            let request =
+                Request { id, volume: NEIGHBOUR, op, offset, len: WRITE_BYTES, buf: Some(buf) };
             self.hosts[at].engine().handle(now, Event::Request(request));
         }
         self.drive(at);

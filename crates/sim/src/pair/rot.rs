@@ -1,5 +1,6 @@
-//! Blocks of an owner's cache go bad while it is in sync with its peer, which has another copy of what is dirty among them, unless those
-//! go bad, too. A block is bad until its host's process ends: what a restart makes of one is for the lives of a single host.
+//! Blocks of an owner's cache go bad while it is in sync with its peer, which has another copy of
+//! what is dirty among them, unless those go bad, too. A block is bad until its host's process
+//! ends: what a restart makes of one is for the lives of a single host.
 
 use super::host::{Run, VOLUME};
 use super::{MS, What, World};
@@ -10,13 +11,15 @@ use tidepool_replica::Phase;
 
 /// In so many lives of a thousand blocks go bad.
 const LIVES: u64 = 300;
-/// One does so in so many beats of a thousand, and in so many where the peer's copies go bad as well: what is lost was dirty still.
+/// One does so in so many beats of a thousand, and in so many where the peer's copies go bad as
+/// well: what is lost was dirty still.
 const BEATS: u64 = 150;
 const BEATS_BOTH: u64 = 700;
-/// In so many of these lives of a thousand the peer's copies go bad as well, so that some blocks are lost.
+/// In so many of these lives of a thousand the peer's copies go bad as well, so that some blocks
+/// are lost.
 const BOTH: u64 = 500;
-/// In so many of those of a thousand the owner's host loses its power soon after something was found lost: then it counts what the peer
-/// believes to be in the image.
+/// In so many of those of a thousand the owner's host loses its power soon after something was
+/// found lost: then it counts what the peer believes to be in the image.
 const STRUCK: u64 = 700;
 
 /// Mean time from a loss to that.
@@ -41,7 +44,14 @@ impl Rot {
     pub(super) fn of(rng: &mut Rng) -> Option<Rot> {
         let (rots, both) = (rng.permille(LIVES), rng.permille(BOTH));
         let strikes = both && rng.permille(STRUCK);
-        rots.then(|| Rot { both, strikes, bad: Vec::new(), since: None, mend: Vec::new(), sweep: 0 })
+        rots.then(|| Rot {
+            both,
+            strikes,
+            bad: Vec::new(),
+            since: None,
+            mend: Vec::new(),
+            sweep: 0,
+        })
     }
 
     /// The peer's copies go bad, too.
@@ -50,10 +60,12 @@ impl Rot {
     }
 }
 
-/// A block of data and not one that says where data is: those are sectors in which each word is as much larger than the last.
+/// A block of data and not one that says where data is: those are sectors in which each word is as
+/// much larger than the last.
 fn is_data(content: &Content) -> bool {
     let Some(bytes) = content else { return false };
-    let word = |at: usize| u64::from_le_bytes(bytes[8 * at..][..8].try_into().expect("eight bytes"));
+    let word =
+        |at: usize| u64::from_le_bytes(bytes[8 * at..][..8].try_into().expect("eight bytes"));
     let step = word(1).wrapping_sub(word(0));
     (1..8).all(|at| word(at + 1).wrapping_sub(word(at)) == step)
 }
@@ -61,8 +73,10 @@ fn is_data(content: &Content) -> bool {
 impl World {
     /// Blocks that the volume has lost on a host.
     pub(super) fn lost_blocks(&self, at: usize) -> u64 {
-        let status =
-            self.hosts[at].engine.as_ref().and_then(|engine| engine.volume_status(self.clock(at), VOLUME));
+        let status = self.hosts[at]
+            .engine
+            .as_ref()
+            .and_then(|engine| engine.volume_status(self.clock(at), VOLUME));
         status.map_or(0, |status| status.lost_blocks)
     }
 
@@ -75,13 +89,16 @@ impl World {
         Some((at, host.life, connection))
     }
 
-    /// Nothing is lost of which the peer has a good copy. To be looked at before the two part because of it.
+    /// Nothing is lost of which the peer has a good copy. To be looked at before the two part
+    /// because of it.
     pub(super) fn check_rot(&mut self, at: usize) {
         let since = self.in_sync_since(at);
         let whole = self.rot.as_ref().is_some_and(|rot| since.is_some() && rot.since == since);
         let lost = self.lost_blocks(at);
         if whole && lost > 0 {
-            self.fail(format!("host {at} has lost {lost} blocks of which its peer has a good copy"));
+            self.fail(format!(
+                "host {at} has lost {lost} blocks of which its peer has a good copy"
+            ));
         }
     }
 
@@ -103,7 +120,8 @@ impl World {
             }
             let disk = &mut self.hosts[host].disk;
             disk.draw_from(self.draws.rng.fork());
-            let data: Vec<u64> = disk.readable().filter(|&block| is_data(&disk.content(block))).collect();
+            let data: Vec<u64> =
+                disk.readable().filter(|&block| is_data(&disk.content(block))).collect();
             for _ in 0..count.min(data.len()) {
                 let block = self.draws.rng.pick(&data);
                 let was = disk.content(block);
@@ -116,7 +134,8 @@ impl World {
         self.cover.hit("block gone bad");
     }
 
-    /// The process of a host ends: what is bad on its device and was not written since is good again.
+    /// The process of a host ends: what is bad on its device and was not written since is good
+    /// again.
     pub(super) fn mend_device(&mut self, at: usize) {
         let Some(rot) = &mut self.rot else { return };
         let disk = &mut self.hosts[at].disk;
@@ -132,7 +151,11 @@ impl World {
 
     /// The owner gets a block that it has asked for, or hears that there is none.
     pub(super) fn block_comes(&mut self, at: usize, is_there: bool) {
-        self.cover.hit(if is_there { "block from the peer" } else { "block that the peer has not" });
+        self.cover.hit(if is_there {
+            "block from the peer"
+        } else {
+            "block that the peer has not"
+        });
         if let Some(rot) = self.rot.as_mut()
             && !is_there
             && !self.course.healing

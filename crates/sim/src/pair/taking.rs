@@ -1,4 +1,5 @@
-//! Whose the volume is: what a host becomes that looks at the record, how a peer takes over, and what an owner to be waits for.
+//! Whose the volume is: what a host becomes that looks at the record, how a peer takes over, and
+//! what an owner to be waits for.
 
 use super::host::{Run, VOLUME, host_of};
 use super::{LIMITS, What, World};
@@ -14,10 +15,14 @@ impl World {
         }
         let record = self.ceph.record();
         let other = &self.hosts[1 - at];
-        let is_asked = matches!(other.run, Run::Peer) && self.link_works() && !self.is_paused(1 - at);
+        let is_asked =
+            matches!(other.run, Run::Peer) && self.link_works() && !self.is_paused(1 - at);
         let copy = if is_asked { other.copy() } else { None };
-        let tail =
-            copy.map(|Holds { generation, logged, .. }| Tail { generation, logged, holder: other.party() });
+        let tail = copy.map(|Holds { generation, logged, .. }| Tail {
+            generation,
+            logged,
+            holder: other.party(),
+        });
         let is_missed = self.is_missed(at);
         let host = &mut self.hosts[at];
         let own = host.engine().log_status(VOLUME).map_or(0, |log| log.logged);
@@ -59,8 +64,14 @@ impl World {
         self.take_over_if_may(at, record, false);
     }
 
-    /// The peer takes the volume over, if the record or somebody who accepts a loss lets it; false if not.
-    pub(super) fn take_over_if_may(&mut self, at: usize, record: Record, accepts_loss: bool) -> bool {
+    /// The peer takes the volume over, if the record or somebody who accepts a loss lets it; false
+    /// if not.
+    pub(super) fn take_over_if_may(
+        &mut self,
+        at: usize,
+        record: Record,
+        accepts_loss: bool,
+    ) -> bool {
         let host = &mut self.hosts[at];
         let me = host.party();
         let generation = host.known().filter(|_| host.has_copy()).map_or(0, |spec| spec.generation);
@@ -104,8 +115,11 @@ impl World {
         // What the cache has is a copy: its former owner may take reads yet.
         let host = &self.hosts[at];
         let now = self.clock(at);
-        let wait =
-            if host.has_copy() { LIMITS.serves_after(now.saturating_sub(host.followed_at)) } else { 0 };
+        let wait = if host.has_copy() {
+            LIMITS.serves_after(now.saturating_sub(host.followed_at))
+        } else {
+            0
+        };
         if wait > 0 {
             self.cover.hit("former owner's lease waited for");
             let (life, when) = (host.life, host.clock.when(now + wait));
@@ -123,12 +137,15 @@ impl World {
         let attached = match host.known() {
             Some(spec) => {
                 let keep_clean = !host.standing.is_behind;
-                let attach = Attach { generation: record.generation, ..Attach::again(&spec, keep_clean) };
+                let attach =
+                    Attach { generation: record.generation, ..Attach::again(&spec, keep_clean) };
                 host.engine().attach(now, VOLUME, attach, control).is_ok()
             }
             None if self.fate.whole_image => {
                 let spec = self.plan.spec(record.generation);
-                host.engine().add_volume(now, spec, control).expect("there is room for a second volume");
+                host.engine()
+                    .add_volume(now, spec, control)
+                    .expect("there is room for a second volume");
                 true
             }
             None => return self.fail(format!("host {at} owns the volume and has nothing of it")),
@@ -146,7 +163,8 @@ impl World {
         }
     }
 
-    /// The record names a device that a host had before, and somebody knows that it had nothing of its own.
+    /// The record names a device that a host had before, and somebody knows that it had nothing of
+    /// its own.
     fn is_missed(&self, at: usize) -> bool {
         self.fate.whole_image
             && self.ceph.record().copies == Copies::Solo

@@ -49,7 +49,10 @@ impl Clients {
 
     /// A volume is on its way out: what is in flight may be refused.
     pub(super) fn close(&mut self, volume: usize) {
-        self.sent.values_mut().filter(|sent| sent.volume == volume).for_each(|sent| sent.closing = true);
+        self.sent
+            .values_mut()
+            .filter(|sent| sent.volume == volume)
+            .for_each(|sent| sent.closing = true);
     }
 
     /// Nothing in flight is answered any more.
@@ -69,7 +72,8 @@ impl World {
     /// A client slot's turn.
     pub(super) fn client(&mut self, v: usize, slot: usize) {
         let vol = &mut self.vols[v];
-        let usable = vol.place == Place::Serving || vol.place == Place::Removing && self.rng.permille(100);
+        let usable =
+            vol.place == Place::Serving || vol.place == Place::Removing && self.rng.permille(100);
         let over = self.clients.requests_left == 0;
         if !self.machine.is_running() || !usable || over {
             vol.traffic.rest(slot);
@@ -130,7 +134,8 @@ impl World {
         };
         let len = len.min(plan.size_bytes);
         let hot = self.rng.permille(plan.hot);
-        let space = if hot { plan.hot_bytes.max(len).min(plan.size_bytes) } else { plan.size_bytes };
+        let space =
+            if hot { plan.hot_bytes.max(len).min(plan.size_bytes) } else { plan.size_bytes };
         let mut offset = self.rng.below((space - len) / unit + 1) * unit;
         if !hot && self.rng.permille(300) {
             offset = self.vols[v].traffic.go_on(len, unit, plan.size_bytes);
@@ -310,7 +315,10 @@ impl World {
             RequestError::Invalid | RequestError::ReadOnly => false,
         };
         if !explained {
-            self.fail(format!("request {id} ({:?}) failed with {error:?} without a reason", sent.op));
+            self.fail(format!(
+                "request {id} ({:?}) failed with {error:?} without a reason",
+                sent.op
+            ));
         }
     }
 

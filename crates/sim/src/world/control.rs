@@ -104,7 +104,11 @@ impl World {
     }
 
     /// Sends a control operation for a volume that is served, unless something speaks against it.
-    pub(super) fn control_volume(&mut self, v: usize, kind: impl Fn(&mut World, usize) -> ControlKind) {
+    pub(super) fn control_volume(
+        &mut self,
+        v: usize,
+        kind: impl Fn(&mut World, usize) -> ControlKind,
+    ) {
         if self.vols[v].place != Place::Serving || self.stops.is_shutting_down() {
             return;
         }
@@ -190,7 +194,8 @@ impl World {
     /// A control operation is complete.
     pub(super) fn control_done(&mut self, control: u64, result: Result<(), ControlError>) {
         let Some(Control { volume: v, kind }) = self.controls.remove(control) else {
-            return self.fail(format!("control operation {control} is answered that is not in flight"));
+            return self
+                .fail(format!("control operation {control} is answered that is not in flight"));
         };
         self.note("control done", control, v as u64, u64::from(result.is_err()));
         self.vols[v].controls -= 1;
@@ -277,7 +282,9 @@ impl World {
             ControlError::Device => self.machine.disk().is_dead(),
             ControlError::Backend(_) => self.plan.theme == Theme::Backends,
             ControlError::Lost(_) | ControlError::Failed => self.may_lose_data(),
-            ControlError::Busy => !matches!(kind, ControlKind::Remove { .. } | ControlKind::Mode(_)),
+            ControlError::Busy => {
+                !matches!(kind, ControlKind::Remove { .. } | ControlKind::Mode(_))
+            }
             ControlError::Unordered => matches!(kind, ControlKind::Snapshot { .. }),
             ControlError::Differs(_) => false,
             ControlError::Gone
@@ -298,7 +305,8 @@ impl World {
         match kind {
             ControlKind::Remove { .. } => self.serve(v),
             ControlKind::Resize { .. } => {
-                // The cache may remember the size that was asked for, until the volume is attached again.
+                // The cache may remember the size that was asked for, until the volume is attached
+                // again.
                 self.vols[v].resized(self.machine.backend(v));
                 self.cover.hit("resize refused");
             }

@@ -1,4 +1,5 @@
-//! The effects of the core: in which order they are carried out, and what is looked at when they begin and when they arrive.
+//! The effects of the core: in which order they are carried out, and what is looked at when they
+//! begin and when they arrive.
 
 use super::control::ControlKind;
 use super::odds::Odds;
@@ -14,13 +15,15 @@ use tidepool_engine::format::{SUMMARY_MAGIC, byte};
 
 /// Commits during which the connection goes away, in parts per thousand.
 const COMMITS_CUT_OFF: u64 = 300;
-/// Commits, writes past the cache and removals of redo after which the image is looked at, in parts per thousand.
+/// Commits, writes past the cache and removals of redo after which the image is looked at, in parts
+/// per thousand.
 const COMMITS_CHECKED: u64 = 300;
 const DIRECT_WRITES_CHECKED: u64 = 300;
 const TRIMS_CHECKED: u64 = 200;
 
 impl World {
-    /// Carries out what the core wants at this point of time, in an order that does not depend on that of the core.
+    /// Carries out what the core wants at this point of time, in an order that does not depend on
+    /// that of the core.
     pub(super) fn take_effects(&mut self) {
         loop {
             let mut all = self.effects_at_hand();
@@ -60,7 +63,8 @@ impl World {
                     self.clients.get(id)
             {
                 let skip = (*first_sector as usize % SECTORS) * SECTOR_BYTES;
-                let data = &engine.arena().bytes(*buf)[skip..skip + *sectors as usize * SECTOR_BYTES];
+                let data =
+                    &engine.arena().bytes(*buf)[skip..skip + *sectors as usize * SECTOR_BYTES];
                 seen = seen.with_data(data);
             }
             self.journal.saw(&seen);
@@ -69,17 +73,18 @@ impl World {
         all
     }
 
-    /// What names an effect: it decides when it is carried out among those of one point of time, and what is drawn then.
+    /// What names an effect: it decides when it is carried out among those of one point of time,
+    /// and what is drawn then.
     fn identity_of(&self, seen: &Seen, effect: &Effect) -> u64 {
         match *effect {
-            Effect::Reply { id, .. } => self
-                .clients
-                .get(id)
-                .map_or(0, |sent| fold(&(20, sent.volume, sent.sender.slot(), sent.sender.looks_at()))),
-            Effect::ControlDone { control, .. } => self
-                .controls
-                .get(control)
-                .map_or(0, |control| fold(&(21, control.volume, std::mem::discriminant(&control.kind)))),
+            Effect::Reply { id, .. } => self.clients.get(id).map_or(0, |sent| {
+                fold(&(20, sent.volume, sent.sender.slot(), sent.sender.looks_at()))
+            }),
+            Effect::ControlDone { control, .. } => {
+                self.controls.get(control).map_or(0, |control| {
+                    fold(&(21, control.volume, std::mem::discriminant(&control.kind)))
+                })
+            }
             _ => seen.identity(),
         }
     }
@@ -96,7 +101,8 @@ impl World {
             return;
         }
         let now = self.clock.now();
-        let prepared = self.machine.prepare(&effect, now, &mut Odds::new(&mut self.rng, &self.plan));
+        let prepared =
+            self.machine.prepare(&effect, now, &mut Odds::new(&mut self.rng, &self.plan));
         let flight = match prepared {
             Ok(flight) => flight.expect("all other effects are input or output"),
             Err(what) => return self.fail(what),
@@ -144,7 +150,8 @@ impl World {
         }
     }
 
-    /// What is to be known of an effect when it arrives: the tick of a write of the device, and what a snapshot has to have.
+    /// What is to be known of an effect when it arrives: the tick of a write of the device, and
+    /// what a snapshot has to have.
     fn mark_of(&mut self, effect: &Effect) -> Option<u64> {
         match *effect {
             Effect::DeviceWrite { .. } => Some(self.tick),
@@ -164,7 +171,9 @@ impl World {
     fn note_effect(&mut self, effect: &Effect, kind: &FlightKind) {
         let v = kind.backend().unwrap_or_default() as u64;
         let (what, a, b, c) = match *effect {
-            Effect::DeviceRead { token, offset, buf } => ("device read", offset, buf.len.into(), token.0),
+            Effect::DeviceRead { token, offset, buf } => {
+                ("device read", offset, buf.len.into(), token.0)
+            }
             Effect::DeviceWrite { offset, buf, dsync, .. } => {
                 ("device write", offset, buf.len.into(), u64::from(dsync))
             }
@@ -193,7 +202,9 @@ impl World {
                 }
             }
             (FlightKind::DeviceSync { .. }, _) => self.moment(Moment::DeviceSync),
-            (_, Effect::Backend { op: BackendOp::Write { .. }, .. }) => self.moment(Moment::DrainWrite),
+            (_, Effect::Backend { op: BackendOp::Write { .. }, .. }) => {
+                self.moment(Moment::DrainWrite)
+            }
             (FlightKind::RedoCommit { .. }, _) => self.moment(Moment::Commit),
             _ => {}
         }
@@ -223,7 +234,9 @@ impl World {
     fn look_at_arrival(&mut self, arrival: &Arrival) {
         let done = arrival.result().is_ok();
         match *arrival.flight().kind() {
-            FlightKind::DeviceWrite { offset, ref data, .. } if self.plan.theme == Theme::Corruption => {
+            FlightKind::DeviceWrite { offset, ref data, .. }
+                if self.plan.theme == Theme::Corruption =>
+            {
                 self.note_records(offset, data, arrival.flight().mark());
             }
             FlightKind::Write { volume, .. } => {
@@ -240,7 +253,9 @@ impl World {
                     self.check_cut(volume, false);
                 }
             }
-            FlightKind::Snapshot { volume } if done => self.check_snapshot(volume, arrival.flight().mark()),
+            FlightKind::Snapshot { volume } if done => {
+                self.check_snapshot(volume, arrival.flight().mark())
+            }
             _ => {}
         }
         let Some(v) = arrival.flight().kind().backend() else { return };

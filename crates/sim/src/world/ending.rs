@@ -1,4 +1,5 @@
-//! The end of a run: everything is healed, comes to rest, and is compared, before and after a restart.
+//! The end of a run: everything is healed, comes to rest, and is compared, before and after a
+//! restart.
 
 use super::control::ControlKind;
 use super::plan::{MS, S};
@@ -124,7 +125,8 @@ impl World {
         if self.finale.takes_too_long(self.clock.now()) {
             return self.does_not_end();
         }
-        let serving = self.vols.iter().all(|v| v.place == Place::Serving) && self.machine.is_running();
+        let serving =
+            self.vols.iter().all(|v| v.place == Place::Serving) && self.machine.is_running();
         if self.finale.is_reading() {
             self.scan_on();
         }
@@ -171,11 +173,13 @@ impl World {
 
     /// Something that must come to rest does not.
     fn does_not_end(&mut self) {
-        let waiting: Vec<_> = self.clients.sent().take(3).map(|(id, s)| (id, s.op, s.volume)).collect();
+        let waiting: Vec<_> =
+            self.clients.sent().take(3).map(|(id, s)| (id, s.op, s.volume)).collect();
         if let Some(engine) = self.machine.engine() {
             let volumes = engine.volumes();
             let now = self.clock.now();
-            let all: Vec<_> = volumes.iter().filter_map(|(id, _)| engine.volume_status(now, *id)).collect();
+            let all: Vec<_> =
+                volumes.iter().filter_map(|(id, _)| engine.volume_status(now, *id)).collect();
             eprintln!("{:#?} {all:#?}", engine.device_status());
         }
         let places: Vec<Place> = self.vols.iter().map(|v| v.place).collect();
@@ -223,6 +227,9 @@ mod tests {
         let mut finale = Finale::new(0);
         finale.scan(3, &[1, 2, 3, 7]);
         finale.scan(4, &(10..10 + SCAN_BLOCKS + 1).collect::<Vec<_>>());
-        assert_eq!(finale.scan, [(3, 1, 3), (3, 7, 1), (4, 10, SCAN_BLOCKS), (4, 10 + SCAN_BLOCKS, 1)]);
+        assert_eq!(
+            finale.scan,
+            [(3, 1, 3), (3, 7, 1), (4, 10, SCAN_BLOCKS), (4, 10 + SCAN_BLOCKS, 1)]
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Clones and their parents: the last volume of a run may be the snapshot of which others are clones, and one of those a
-//! snapshot that others are clones of.
+//! Clones and their parents: the last volume of a run may be the snapshot of which others are
+//! clones, and one of those a snapshot that others are clones of.
 
 use super::World;
 use super::plan::{Plan, VolumePlan};
@@ -36,7 +36,8 @@ impl Plan {
 
     /// Sometimes puts a volume between the oldest parent and some of its clones.
     fn make_chain(&mut self, rng: &mut Rng, oldest: usize) {
-        let Some(middle) = oldest.checked_sub(1).filter(|&middle| middle > 0 && rng.permille(500)) else {
+        let Some(middle) = oldest.checked_sub(1).filter(|&middle| middle > 0 && rng.permille(500))
+        else {
             return;
         };
         let plan = &mut self.volumes[middle];
@@ -68,12 +69,13 @@ impl VolumePlan {
 }
 
 impl World {
-    /// Now and then the core is told what the image of a volume that is served had of its own, and a clone begins to read through its
-    /// parent.
+    /// Now and then the core is told what the image of a volume that is served had of its own, and
+    /// a clone begins to read through its parent.
     pub(super) fn tell_of_images(&mut self) {
         for v in 0..self.vols.len() {
             let told = self.vols[v].told.knows_own();
-            let parent = self.vols[v].plan.parent.filter(|_| told && !self.vols[v].told.is_linked());
+            let parent =
+                self.vols[v].plan.parent.filter(|_| told && !self.vols[v].told.is_linked());
             if told && parent.is_none() || !self.is_served(v) || self.stops.is_shutting_down() {
                 continue;
             }
@@ -92,7 +94,9 @@ impl World {
 
     fn tell_of_image(&mut self, v: usize, parent: Option<usize>) -> Result<(), ControlError> {
         let through = parent.map(|parent| self.machine.id(parent));
-        let (Some(id), Some(engine)) = (self.machine.id(v), self.machine.engine_mut()) else { return Ok(()) };
+        let (Some(id), Some(engine)) = (self.machine.id(v), self.machine.engine_mut()) else {
+            return Ok(());
+        };
         let Some(parent) = parent else {
             engine.set_own(id, self.vols[v].told.own())?;
             self.vols[v].told.set_knows_own();
@@ -102,7 +106,8 @@ impl World {
         let Some(through) = through.flatten() else { return Ok(()) };
         engine.set_parent(id, through)?;
         self.vols[v].told.set_linked();
-        let chain = self.vols[parent].told.is_linked() || self.vols[v].plan.read_only && self.is_parent(v);
+        let chain =
+            self.vols[parent].told.is_linked() || self.vols[v].plan.read_only && self.is_parent(v);
         self.cover.add("clone of a clone", chain.into());
         self.note("link", v as u64, parent as u64, 0);
         Ok(())

@@ -88,7 +88,11 @@ impl World {
             if self.rng.permille(500) {
                 self.damage(many);
             }
-            self.cover.hit(if some.is_some() { "device failed for a moment" } else { "device death" });
+            self.cover.hit(if some.is_some() {
+                "device failed for a moment"
+            } else {
+                "device death"
+            });
         }
     }
 
@@ -126,7 +130,8 @@ impl World {
         self.disconnect(v);
     }
 
-    /// What is in flight to a backend comes back as failed when the connection is there again, done or not.
+    /// What is in flight to a backend comes back as failed when the connection is there again, done
+    /// or not.
     fn disconnect(&mut self, v: usize) {
         let lost = self.machine.disconnect(v);
         self.cover.add("request of the backend lost", lost);

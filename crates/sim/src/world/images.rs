@@ -6,12 +6,15 @@ use crate::machine::{Flight, FlightKind};
 impl World {
     /// A snapshot is the volume as it was at one moment after it was asked for, without any redo.
     pub(super) fn check_snapshot(&mut self, volume: usize, floor: u64) {
-        // After the death of the device everything goes past it, also while a snapshot is being taken.
+        // After the death of the device everything goes past it, also while a snapshot is being
+        // taken.
         let direct = self.vols[volume].goes_direct() || self.machine.disk().is_dead();
-        let writes = |f: &Flight| matches!(f.kind(), FlightKind::Write { volume: v, .. } if *v == volume);
+        let writes =
+            |f: &Flight| matches!(f.kind(), FlightKind::Write { volume: v, .. } if *v == volume);
         if !direct && self.machine.flights().any(writes) {
-            return self
-                .fail(format!("volume {volume}: the image is written while a snapshot of it is taken"));
+            return self.fail(format!(
+                "volume {volume}: the image is written while a snapshot of it is taken"
+            ));
         }
         if self.may_lose_data() || !self.vols[volume].checker.watches_cuts() {
             return;
@@ -46,7 +49,8 @@ impl World {
         let mut bytes = [0; tidepool_engine::api::BLOCK_BYTES];
         let mut problem = None;
         for block in vol.checker.touched() {
-            // An image may be smaller already than the volume, of which nobody has heard yet that it is.
+            // An image may be smaller already than the volume, of which nobody has heard yet that
+            // it is.
             if vol.past.is_resizing() && block * bytes.len() as u64 >= backend.size_bytes() {
                 continue;
             }

@@ -56,7 +56,9 @@ impl World {
     pub(super) fn check_drained(&mut self, v: usize) {
         let status = self.machine.status(v, self.clock.now());
         if status.as_ref().is_some_and(|s| s.dirty_bytes > 0 && s.sequence_drained == s.sequence) {
-            self.fail(format!("volume {v}: all of its log is drained, but not all blocks: {status:?}"));
+            self.fail(format!(
+                "volume {v}: all of its log is drained, but not all blocks: {status:?}"
+            ));
         }
     }
 
@@ -68,7 +70,8 @@ impl World {
             s.sent_at + WAIT_NS < now && trouble_at.saturating_add(WAIT_NS) < now
         };
         // Quotas add up to no more than the cache holds: whatever the others hold, there is room.
-        let waiting = self.clients.sent().find(|(_, s)| waits(s)).map(|(id, s)| (id, s.op, s.volume));
+        let waiting =
+            self.clients.sent().find(|(_, s)| waits(s)).map(|(id, s)| (id, s.op, s.volume));
         if let Some((id, op, v)) = waiting {
             self.fail(format!("request {id} ({op:?}) of volume {v} waits forever"));
         }
@@ -78,7 +81,8 @@ impl World {
     fn check_extents(&mut self) {
         let v = self.rng.below(self.vols.len() as u64) as usize;
         let vol = &self.vols[v];
-        let (Some(id), Some(engine), Place::Serving) = (self.machine.id(v), self.machine.engine(), vol.place)
+        let (Some(id), Some(engine), Place::Serving) =
+            (self.machine.id(v), self.machine.engine(), vol.place)
         else {
             return;
         };
@@ -90,7 +94,8 @@ impl World {
         for extent in &extents {
             let sectors = at / SECTOR_BYTES as u64..(at + extent.len) / SECTOR_BYTES as u64;
             if extent.zero && !vol.checker.may_be_zero(sectors) {
-                return self.fail(format!("volume {v}: {} bytes at {at} are told to be zero", extent.len));
+                return self
+                    .fail(format!("volume {v}: {} bytes at {at} are told to be zero", extent.len));
             }
             at += extent.len;
         }
@@ -112,8 +117,10 @@ impl World {
             let trouble_at = self.vols[v].excuses.trouble_at();
             let works = trouble_at.saturating_add(WAIT_NS) < now || trouble_at == 0;
             if works && self.plan.engine.stop_flush_ns_max >= 5 * S {
-                return self
-                    .fail(format!("volume {}: the shutdown has not flushed its backend", status.spec.name));
+                return self.fail(format!(
+                    "volume {}: the shutdown has not flushed its backend",
+                    status.spec.name
+                ));
             }
         }
     }
@@ -127,7 +134,8 @@ fn sums_up(device: &DeviceStatus, all: &[VolumeStatus]) -> Result<(), String> {
         return Err(format!("volumes have {cached} bytes cached, but the device {blocks} blocks"));
     }
     let usable = device.segments.saturating_sub(12) * device.segment_bytes;
-    if all.iter().map(|s| s.dirty_bytes_max).sum::<u64>() > usable * 3 / 4 + 4096 * all.len() as u64 {
+    if all.iter().map(|s| s.dirty_bytes_max).sum::<u64>() > usable * 3 / 4 + 4096 * all.len() as u64
+    {
         return Err("the quotas add up to more than the cache holds".into());
     }
     Ok(())

@@ -1,4 +1,5 @@
-//! What a run tells of itself: the trace of what its core does, the last events, and what went wrong.
+//! What a run tells of itself: the trace of what its core does, the last events, and what went
+//! wrong.
 
 use crate::trace::Trace;
 use std::collections::VecDeque;

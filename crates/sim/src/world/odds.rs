@@ -5,7 +5,8 @@ use crate::machine::Policy;
 use crate::rng::Rng;
 use tidepool_engine::api::Nanos;
 
-/// Reads and writes of a device that take much longer, in parts per thousand, and how many times longer.
+/// Reads and writes of a device that take much longer, in parts per thousand, and how many times
+/// longer.
 const OUTLIERS: u64 = 10;
 const OUTLIER_TIMES: Nanos = 20;
 /// Operations of a backend that take effect when they are sent, in parts per thousand.
@@ -14,7 +15,8 @@ const EARLY: u64 = 300;
 const TRIMS_LATE: u64 = 300;
 /// Operations that have to wait for a slow backend or device, in parts per thousand.
 const SLOW: u64 = 800;
-/// What was sent over a connection that broke, or by a process that was killed, and has arrived, in parts per thousand.
+/// What was sent over a connection that broke, or by a process that was killed, and has arrived, in
+/// parts per thousand.
 const ARRIVED: u64 = 500;
 
 /// The policy of a life, with the stream of what happens now.

@@ -73,9 +73,14 @@ impl World {
         match (inspected, checked) {
             (Ok(_), Ok(report)) if report.damaged.is_empty() => {}
             (Ok(_), Ok(report)) => {
-                self.fail(format!("{} cached blocks are damaged without a fault", report.damaged.len()));
+                self.fail(format!(
+                    "{} cached blocks are damaged without a fault",
+                    report.damaged.len()
+                ));
             }
-            (Err(error), _) | (_, Err(error)) => self.fail(format!("the cache cannot be looked at: {error}")),
+            (Err(error), _) | (_, Err(error)) => {
+                self.fail(format!("the cache cannot be looked at: {error}"))
+            }
         }
     }
 
@@ -105,7 +110,12 @@ impl World {
                 let blocks_read = self.machine.disk().blocks_read() - before;
                 self.note("opened", report.checkpoint, report.records_replayed, report.records_cut);
                 self.recovery_blocks_max = self.recovery_blocks_max.max(blocks_read);
-                self.note("found", report.blocks_lost, report.volumes_failed, report.summaries_rebuilt);
+                self.note(
+                    "found",
+                    report.blocks_lost,
+                    report.volumes_failed,
+                    report.summaries_rebuilt,
+                );
                 self.journal.saw(&(&report, blocks_read, self.machine.disk().sync_point()));
                 self.cover.add("replay with tail", u64::from(report.records_replayed > 0));
                 self.cover.add("torn tail cut", u64::from(report.records_cut > 0));
@@ -141,8 +151,11 @@ impl World {
             let found = known.iter().find(|(_, spec)| spec.name == self.vols[v].name);
             let was = self.vols[v].place;
             match found {
-                // Its removal was not stable. The image, which was given back, does not name the cache any more.
-                Some(_) if was == Place::Out && self.may_lose_data() => return self.give_cache_up(),
+                // Its removal was not stable. The image, which was given back, does not name the
+                // cache any more.
+                Some(_) if was == Place::Out && self.may_lose_data() => {
+                    return self.give_cache_up();
+                }
                 Some((id, spec)) => {
                     if let Err(what) = self.check_found(v, spec) {
                         return self.fail(what);
@@ -161,7 +174,10 @@ impl World {
                     self.after(pause, Happening::Add { volume: v });
                 }
                 None if self.may_lose_data() => return self.give_cache_up(),
-                None => return self.fail(format!("volume {v} is not in the cache any more (was {was:?})")),
+                None => {
+                    return self
+                        .fail(format!("volume {v} is not in the cache any more (was {was:?})"));
+                }
             }
         }
     }
@@ -193,11 +209,12 @@ impl World {
             let (life, until) = (self.machine.life(), backend.trouble_until());
             return self.at(until + MS, Happening::Attach { life, volume: v });
         }
-        let status = self.machine.status(v, now).expect("a detached volume has a number and a status");
+        let status =
+            self.machine.status(v, now).expect("a detached volume has a number and a status");
         let forgotten = backend.is_forgotten(self.vols[v].past.generation());
         if forgotten || backend.redo().is_ahead(self.machine.layout().uuid(), status.sequence) {
-            // As an open of an image does: the cache has lost that it was given the image, or what the image or its
-            // redo has got from it.
+            // As an open of an image does: the cache has lost that it was given the image, or what
+            // the image or its redo has got from it.
             if !self.may_lose_data() {
                 return self.fail(format!("volume {v}: the cache is behind the image"));
             }
@@ -213,9 +230,12 @@ impl World {
         let engine = self.machine.engine_mut().expect("checked above");
         if let Err(error) = engine.attach(now, id, attach, control) {
             self.controls.remove(control);
-            if self.plan.theme == Theme::Lies && self.may_lose_data() && matches!(error, AddError::Shrunk(_))
+            if self.plan.theme == Theme::Lies
+                && self.may_lose_data()
+                && matches!(error, AddError::Shrunk(_))
             {
-                // The device has lost the checkpoint without which the image would not have become smaller.
+                // The device has lost the checkpoint without which the image would not have become
+                // smaller.
                 self.cover.hit("cache behind its image");
                 return self.give_cache_up();
             }
@@ -225,7 +245,8 @@ impl World {
         }
     }
 
-    /// Now and then somebody else writes or resizes the image of a volume of which the cache has nothing dirty.
+    /// Now and then somebody else writes or resizes the image of a volume of which the cache has
+    /// nothing dirty.
     fn change_unused_image(&mut self, v: usize) {
         let changes = !self.vols[v].plan.read_only && !self.vols[v].look.is_due();
         if changes && self.rng.permille(100) {
@@ -240,11 +261,13 @@ impl World {
     fn take_image(&mut self, v: usize, dirty: bool) -> Attach {
         let (vol, backend) = (&mut self.vols[v], self.machine.backend_mut(v));
         let known = vol.past.generation();
-        // Proof: the record beside the image is the one that the cache knows, and nobody wrote since.
+        // Proof: the record beside the image is the one that the cache knows, and nobody wrote
+        // since.
         let keep_clean = backend.is_known(known) && !self.rng.permille(50);
         backend.own_as(known);
         if !dirty {
-            // As an open of an image does with what an earlier owner has left: the image is the first cut.
+            // As an open of an image does with what an earlier owner has left: the image is the
+            // first cut.
             backend.clear_redo();
         }
         if self.plan.modes && self.rng.permille(100) {

@@ -51,13 +51,17 @@ impl World {
             }),
             35..=37 => self.control_volume(v, |_, _| ControlKind::Quota),
             38 => self.control_volume(v, |w, _| ControlKind::Attachment(w.controls.next())),
-            39..=42 => self.control_volume(v, |w, _| ControlKind::Remove { verify: w.rng.permille(500) }),
+            39..=42 => {
+                self.control_volume(v, |w, _| ControlKind::Remove { verify: w.rng.permille(500) })
+            }
             43..=64 => self.break_something(v),
             65..=69 => self.rest(v),
             70..=80 => self.read_cached(v),
             81..=84 => self.control_volume(v, |w, _| ControlKind::Snapshot { floor: w.tick }),
             85..=87 if !self.vols[v].plan.read_only => {
-                self.control_volume(v, |w, v| ControlKind::Resize { size_bytes: w.another_size(v) });
+                self.control_volume(v, |w, v| ControlKind::Resize {
+                    size_bytes: w.another_size(v),
+                });
             }
             _ => {}
         }

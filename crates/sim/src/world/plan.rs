@@ -9,7 +9,8 @@ pub const MS: Nanos = 1_000_000;
 /// One second.
 pub const S: Nanos = 1_000_000_000;
 
-/// What kind of trouble a run is about. Kills, power losses and orderly restarts are in all of them.
+/// What kind of trouble a run is about. Kills, power losses and orderly restarts are in all of
+/// them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Theme {
     /// Parts stop, but none of them breaks.
@@ -117,7 +118,8 @@ impl Plan {
             drain_buffers: rng.pick(&[4, 8, 16]),
             stop_flush_ns_max: rng.pick(&[0, 100 * MS, 5 * S]),
         };
-        // What a change past the log has made void in the cache may be back if the device lies: nothing beside the image tells.
+        // What a change past the log has made void in the cache may be back if the device lies:
+        // nothing beside the image tells.
         let modes = rng.permille(500) && theme != Theme::Lies;
         let mut volumes: Vec<VolumePlan> =
             (0..rng.range(1..5)).map(|_| VolumePlan::new(rng, modes)).collect();
@@ -125,13 +127,16 @@ impl Plan {
         if pressure {
             // More than the cache holds, written fast and drained slowly.
             let v = &mut volumes[0];
-            (v.size_bytes, v.base_bytes, v.large, v.flushes) = (150 << 20, 20 << 20, 700, v.flushes.min(5));
-            (v.reads, v.dirty_bytes_max, v.hot, v.depth) = (rng.pick(&[100, 500]), 256 << 20, 500, 8);
+            (v.size_bytes, v.base_bytes, v.large, v.flushes) =
+                (150 << 20, 20 << 20, 700, v.flushes.min(5));
+            (v.reads, v.dirty_bytes_max, v.hot, v.depth) =
+                (rng.pick(&[100, 500]), 256 << 20, 500, 8);
             (v.hot_bytes, v.think_ns) = (rng.pick(&[8u64, 30, 60]) << 20, 100_000);
             v.backend_latency_ns = rng.pick(&[1_000_000, 50_000_000]);
         }
         if theme == Theme::Lies {
-            // Beside an image that is drained without groups, nothing tells how far the cache once was.
+            // Beside an image that is drained without groups, nothing tells how far the cache once
+            // was.
             for v in &mut volumes {
                 v.drain = DrainOrder::Grouped;
                 // Much is committed, so that the cache falls behind its image.
@@ -167,7 +172,8 @@ impl VolumePlan {
         };
         // Sometimes the last block is only a part of one.
         let size_bytes = size + if rng.permille(400) { rng.range(1..8) * 512 } else { 0 };
-        let all = [Mode::WriteBack, Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off];
+        let all =
+            [Mode::WriteBack, Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off];
         let some = rng.below(size_bytes) / 512 * 512;
         let base_bytes = rng.pick(&[0, size_bytes, some]).min(20 << 20);
         VolumePlan {

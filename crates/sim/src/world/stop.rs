@@ -230,8 +230,8 @@ impl World {
         }
     }
 
-    /// Whether each volume says that writes past the cache may not be on its backend's stable media. One that
-    /// was not attached in this life cannot know.
+    /// Whether each volume says that writes past the cache may not be on its backend's stable
+    /// media. One that was not attached in this life cannot know.
     fn unflushed_volumes(&mut self) -> Vec<bool> {
         if !self.machine.is_running() {
             return vec![true; self.vols.len()];
@@ -251,8 +251,8 @@ impl World {
         (0..self.vols.len()).filter(clean).collect()
     }
 
-    /// A new cache device, or the old one laid out anew. What was dirty in it is lost; `clean` volumes
-    /// must have everything in their images.
+    /// A new cache device, or the old one laid out anew. What was dirty in it is lost; `clean`
+    /// volumes must have everything in their images.
     pub(super) fn replace_cache(&mut self, clean: Vec<usize>) {
         self.cover.hit("cache lost");
         self.check_cuts(true);
@@ -298,7 +298,9 @@ impl World {
 
     /// Adds up what the core has counted in this life.
     pub(super) fn collect_counters(&mut self) {
-        let Some(device) = self.machine.engine().map(|engine| engine.device_status()) else { return };
+        let Some(device) = self.machine.engine().map(|engine| engine.device_status()) else {
+            return;
+        };
         for (what, n) in self.machine.disk_mut().take_faults_done().named() {
             self.cover.add(what, n);
         }

@@ -96,7 +96,8 @@ pub struct Vol {
     pub(super) past: Past,
     /// What the core was told of its image.
     pub(super) told: Told,
-    /// What the core has written of its log, since the volume was added or the core came back from a crash.
+    /// What the core has written of its log, since the volume was added or the core came back from
+    /// a crash.
     pub(super) evidence: Evidence,
 }
 
@@ -131,7 +132,8 @@ impl Vol {
         }
     }
 
-    /// The value that the `n`-th write of a slot, or of somebody else, leaves in every sector. No other write has it.
+    /// The value that the `n`-th write of a slot, or of somebody else, leaves in every sector. No
+    /// other write has it.
     pub fn value(slot: Option<usize>, n: u64) -> u64 {
         n << 8 | slot.map_or(1, |slot| slot as u64 + 2)
     }
@@ -159,7 +161,8 @@ impl Vol {
         self.checker.salt()
     }
 
-    /// Whether the image with its redo is the volume as it once was: what is left of it without the cache.
+    /// Whether the image with its redo is the volume as it once was: what is left of it without the
+    /// cache.
     ///
     /// # Errors
     /// What contradicts that.
@@ -170,12 +173,14 @@ impl Vol {
         })
     }
 
-    /// Whether the image alone is the volume at one moment, and has all that was acknowledged before `floor`.
+    /// Whether the image alone is the volume at one moment, and has all that was acknowledged
+    /// before `floor`.
     ///
     /// # Errors
     /// What contradicts that.
     pub fn check_snapshot(&mut self, backend: &Backend, floor: u64) -> Result<(), String> {
-        self.checker.check_cut(backend.is_stable(), true, floor, &mut |block, out| backend.read(block, out))
+        self.checker
+            .check_cut(backend.is_stable(), true, floor, &mut |block, out| backend.read(block, out))
     }
 
     /// The image is given to others as it is, who flush it.

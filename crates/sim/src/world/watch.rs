@@ -1,4 +1,5 @@
-//! The core, watched from outside: which records it writes and what they prove, when it reclaims, what fails.
+//! The core, watched from outside: which records it writes and what they prove, when it reclaims,
+//! what fails.
 
 use super::World;
 use super::stop::Moment;
@@ -26,7 +27,8 @@ const STRANGERS: u64 = 64;
 pub(super) struct Watch {
     /// Streams of the segments that were opened.
     streams: BTreeMap<u32, u8>,
-    /// Blocks that misses brought into the cache in this life: new ones, and those that the ghost remembers.
+    /// Blocks that misses brought into the cache in this life: new ones, and those that the ghost
+    /// remembers.
     filled: [u64; 2],
     /// A volume was removed in this life, and with it its counters.
     removed: bool,
@@ -49,7 +51,9 @@ impl Watch {
         let [new, remembered] = self.filled;
         // The ghost takes one stranger in four hundred for somebody it knows.
         if !self.removed && remembered > evicted + new / 50 + STRANGERS {
-            return Err(format!("the ghost knows {remembered} blocks of {evicted} that were evicted"));
+            return Err(format!(
+                "the ghost knows {remembered} blocks of {evicted} that were evicted"
+            ));
         }
         Ok(())
     }
@@ -87,7 +91,9 @@ impl World {
             return;
         }
         for (content, block) in data.iter().zip(offset / BLOCK_BYTES as u64..) {
-            let Some(header) = Evidence::header(content).filter(|header| header.magic == RECORD_MAGIC) else {
+            let Some(header) =
+                Evidence::header(content).filter(|header| header.magic == RECORD_MAGIC)
+            else {
                 continue;
             };
             let id = VolumeId(header.volume.get());
@@ -102,7 +108,8 @@ impl World {
     /// Remembers since when volumes have failed.
     pub(super) fn note_failures(&mut self) {
         let now = self.clock.now();
-        for (v, vol) in self.vols.iter_mut().enumerate().filter(|(_, vol)| vol.excuses.failed_at().is_none())
+        for (v, vol) in
+            self.vols.iter_mut().enumerate().filter(|(_, vol)| vol.excuses.failed_at().is_none())
         {
             if self.machine.status(v, now).is_some_and(|s| s.state == VolumeState::Failed) {
                 vol.excuses.set_failed(now);
@@ -112,9 +119,12 @@ impl World {
 
     /// A block of the device is read, perhaps by the reclaim.
     pub(super) fn look_at_reclaim(&mut self) {
-        let Some(device) = self.machine.engine().map(|engine| engine.device_status()) else { return };
+        let Some(device) = self.machine.engine().map(|engine| engine.device_status()) else {
+            return;
+        };
         if device.reclaiming {
-            self.cover.add("reclaim under pressure", (device.segments_free <= PRESSURE_SEGMENTS).into());
+            self.cover
+                .add("reclaim under pressure", (device.segments_free <= PRESSURE_SEGMENTS).into());
             self.moment(Moment::Reclaim);
             if self.may_stop() && self.rng.permille(RECLAIMS_STOPPED) {
                 let how = self.any_stop();

@@ -69,7 +69,12 @@ pub struct Own<'a> {
 ///
 /// # Errors
 /// Something that the host must have is missing, or a file cannot be written.
-pub fn machine(path: &Path, programs: &[(&str, &str)], own: &[Own<'_>], units: &[&str]) -> Result<(), Error> {
+pub fn machine(
+    path: &Path,
+    programs: &[(&str, &str)],
+    own: &[Own<'_>],
+    units: &[&str],
+) -> Result<(), Error> {
     let scratch = path.with_extension("d");
     let mut root = Root { directory: scratch.join("root"), libraries: BTreeSet::new() };
     for directory in ["usr/bin", "usr/sbin", "usr/lib", "usr/lib64"] {
@@ -104,7 +109,10 @@ pub fn machine(path: &Path, programs: &[(&str, &str)], own: &[Own<'_>], units: &
     for unit in MASKED {
         root.link(Path::new("/dev/null"), &format!("/etc/systemd/system/{unit}"))?;
     }
-    root.link(Path::new("/lib/systemd/system/multi-user.target"), "/etc/systemd/system/default.target")?;
+    root.link(
+        Path::new("/lib/systemd/system/multi-user.target"),
+        "/etc/systemd/system/default.target",
+    )?;
     // On a host the installation of the package makes this link.
     let remote = "remote-fs.target";
     let wanted = format!("/etc/systemd/system/multi-user.target.wants/{remote}");
@@ -143,7 +151,8 @@ impl Root {
     }
 
     fn directory(&self, path: &str) -> Result<(), Error> {
-        fs::create_dir_all(self.place(path)).map_err(io(format!("cannot make the machine's {path}")))
+        fs::create_dir_all(self.place(path))
+            .map_err(io(format!("cannot make the machine's {path}")))
     }
 
     /// Makes the directory of a file, and returns the place of the file.
@@ -154,7 +163,8 @@ impl Root {
     }
 
     fn write(&self, path: &str, content: &str) -> Result<(), Error> {
-        fs::write(self.room(path)?, content).map_err(io(format!("cannot write the machine's {path}")))
+        fs::write(self.room(path)?, content)
+            .map_err(io(format!("cannot write the machine's {path}")))
     }
 
     fn link(&self, target: &Path, path: &str) -> Result<(), Error> {
@@ -169,7 +179,8 @@ impl Root {
     fn copy(&mut self, from: &Path, path: &str) -> Result<(), Error> {
         let to = self.room(path)?;
         fs::copy(from, &to).map_err(io(format!("cannot copy {}", from.display())))?;
-        let mode = fs::metadata(&to).map_err(io(format!("cannot look at {path}")))?.permissions().mode();
+        let mode =
+            fs::metadata(&to).map_err(io(format!("cannot look at {path}")))?.permissions().mode();
         if mode & 0o111 != 0 {
             self.libraries.extend(shared_libraries(from)?);
         }
@@ -179,7 +190,8 @@ impl Root {
     /// Copies the files of an installed package, except for [`LEFT_OUT`].
     fn package(&mut self, package: &str) -> Result<(), Error> {
         crate::need("dpkg", "dpkg")?;
-        let output = Command::new("dpkg").args(["-L", package]).output().map_err(io("cannot run dpkg"))?;
+        let output =
+            Command::new("dpkg").args(["-L", package]).output().map_err(io("cannot run dpkg"))?;
         if !output.status.success() {
             return Err(Error::Missing { program: package.into(), package: package.into() });
         }
@@ -205,7 +217,8 @@ impl Root {
 
     /// Links busybox under each of its names that nothing in /usr/bin has.
     fn applets(&self) -> Result<(), Error> {
-        let output = Command::new(busybox()?).arg("--list").output().map_err(io("cannot run busybox"))?;
+        let output =
+            Command::new(busybox()?).arg("--list").output().map_err(io("cannot run busybox"))?;
         for name in String::from_utf8_lossy(&output.stdout).lines() {
             self.link(Path::new("/usr/bin/busybox"), &format!("/usr/bin/{name}"))?;
         }

@@ -37,8 +37,14 @@ const LARGE_MEMORY_MIB: u32 = 768;
 /// Seconds for which QEMU holds requests while the NBD server is away.
 const RECONNECT_SECONDS: u32 = 60;
 /// Messages of the guest's kernel that report a broken disk or filesystem.
-const COMPLAINTS: [&str; 6] =
-    ["I/O error", "EXT4-fs error", "EXT4-fs warning", "blocked for more than", "Call Trace", "JBD2:"];
+const COMPLAINTS: [&str; 6] = [
+    "I/O error",
+    "EXT4-fs error",
+    "EXT4-fs warning",
+    "blocked for more than",
+    "Call Trace",
+    "JBD2:",
+];
 /// Lines before such a message that the error quotes.
 const LINES_BEFORE: usize = 8;
 /// Messages with which the guest's kernel dies. The messages of a broken disk or filesystem are in
@@ -127,7 +133,8 @@ impl GuestImage {
         let parameters = if disks.is_empty() { "guest.disk=none" } else { "" };
         let mut devices = devices(disks, "virtio-blk-pci");
         devices.extend(
-            ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="].map(String::from),
+            ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="]
+                .map(String::from),
         );
         self.start_with(parameters, &devices)
     }
@@ -176,7 +183,8 @@ impl GuestImage {
             .args(if waits { &["-incoming", "defer"][..] } else { &[] })
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        let errors = File::create(log.with_extension("err")).map_err(io("cannot make a log file"))?;
+        let errors =
+            File::create(log.with_extension("err")).map_err(io("cannot make a log file"))?;
         command.stderr(errors);
         let mut process = Process::spawn(command).map_err(io("cannot start qemu-system-x86_64"))?;
         let output = process.child().stdout.take().expect("the output is piped");
@@ -266,7 +274,8 @@ impl Guest {
         if status == 0 {
             return Ok(output);
         }
-        Err(self.failure(format!("`{command}` ended with {status}: {}", crate::daemon::tail(&output))))
+        Err(self
+            .failure(format!("`{command}` ended with {status}: {}", crate::daemon::tail(&output))))
     }
 
     /// Runs a command in the guest and returns its output and its exit status.
@@ -276,8 +285,10 @@ impl Guest {
         sent.map_err(io("cannot write to the guest's console"))?;
         let output = self.wait_for("guest-status ", limit)?;
         let status = self.wait_for("\n", limit)?;
-        let status =
-            status.trim().parse().map_err(|_| self.failure(format!("`{command}` printed no status")))?;
+        let status = status
+            .trim()
+            .parse()
+            .map_err(|_| self.failure(format!("`{command}` printed no status")))?;
         Ok((output, status))
     }
 
@@ -362,7 +373,8 @@ impl Guest {
         let way = format!("unix:{}", other.log.with_extension("way").display());
         Monitor::connect(&other.monitor())?.execute("migrate-incoming", &json!({ "uri": way }))?;
         let mut monitor = Monitor::connect(&self.monitor())?;
-        monitor.execute("migrate-set-parameters", &json!({ "max-bandwidth": 4_000_000_000_u64 }))?;
+        monitor
+            .execute("migrate-set-parameters", &json!({ "max-bandwidth": 4_000_000_000_u64 }))?;
         monitor.execute("migrate", &json!({ "uri": way }))?;
         let start = Instant::now();
         loop {
@@ -450,7 +462,9 @@ fn synced(console: &str) -> String {
     // The last line may end in the middle of its number.
     let whole = console.rfind('\n').map_or("", |end| &console[..end]);
     for line in whole.lines() {
-        if let Some((file, version)) = line.strip_prefix("synced ").and_then(|rest| rest.split_once(' ')) {
+        if let Some((file, version)) =
+            line.strip_prefix("synced ").and_then(|rest| rest.split_once(' '))
+        {
             versions.insert(file.to_string(), version.to_string());
         }
     }

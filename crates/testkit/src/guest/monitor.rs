@@ -39,7 +39,10 @@ impl Monitor {
     pub fn execute(&mut self, command: &str, arguments: &Value) -> Result<Value, Error> {
         let mut line = json!({ "execute": command, "arguments": arguments }).to_string();
         line.push('\n');
-        self.0.get_mut().write_all(line.as_bytes()).map_err(io("cannot write to QEMU's monitor"))?;
+        self.0
+            .get_mut()
+            .write_all(line.as_bytes())
+            .map_err(io("cannot write to QEMU's monitor"))?;
         loop {
             let mut told = self.read()?;
             if let Some(result) = told.get_mut("return") {

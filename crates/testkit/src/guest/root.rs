@@ -76,10 +76,18 @@ pub fn build(kernel: &Kernel, path: &Path, equipment: Equipment<'_>) -> Result<(
     if equipment.tidepool {
         files.push((stripped_tidepool(&scratch)?, "/bin/tidepool".into()));
     }
-    files
-        .extend(equipment.files.iter().map(|file| (file.to_path_buf(), file.to_string_lossy().into_owned())));
+    files.extend(
+        equipment
+            .files
+            .iter()
+            .map(|file| (file.to_path_buf(), file.to_string_lossy().into_owned())),
+    );
     let modules: Vec<&str> = MODULES.iter().chain(equipment.modules).copied().collect();
-    Ok(root::write(kernel, path, &Contents { init: INIT, modules: &modules, scripts: &[], files: &files })?)
+    Ok(root::write(
+        kernel,
+        path,
+        &Contents { init: INIT, modules: &modules, scripts: &[], files: &files },
+    )?)
 }
 
 /// Makes a copy of the command under test without symbols and debug information, so that the copy

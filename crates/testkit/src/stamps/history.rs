@@ -50,11 +50,13 @@ pub struct Lost {
 
 impl History {
     pub(super) fn sent(&mut self, version: Version, first: u64, count: u64, sent: Clock) {
-        self.changes.insert(version, Change { version, first, count, sent, acked: None, stable: false });
+        self.changes
+            .insert(version, Change { version, first, count, sent, acked: None, stable: false });
     }
 
     pub(super) fn acked(&mut self, version: Version, now: Clock) {
-        let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_millis() as u64);
+        let unix_ms =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_millis() as u64);
         if let Some(change) = self.changes.get_mut(&version) {
             change.acked = Some((now, unix_ms));
             if !self.flushes {
@@ -91,7 +93,8 @@ impl History {
         let found: Vec<Version> = (0..)
             .zip(image.chunks_exact(SECTOR_BYTES))
             .map(|(sector, bytes)| {
-                let is = |version: &Version| Stamp { origin, sector, version: *version }.matches(bytes);
+                let is =
+                    |version: &Version| Stamp { origin, sector, version: *version }.matches(bytes);
                 of[sector as usize].iter().copied().find(is).unwrap_or_else(|| self.base_of(sector))
             })
             .collect();
@@ -176,8 +179,9 @@ impl History {
             }
             let end = |change: &Change| change.acked.map_or(Clock::MAX, |(ended, _)| ended);
             let latest = there.iter().map(end).max().unwrap_or(0);
-            let lost =
-                here.filter(|change| change.acked.is_some() && !is(change.version) && latest < change.sent);
+            let lost = here.filter(|change| {
+                change.acked.is_some() && !is(change.version) && latest < change.sent
+            });
             let lost: Vec<Change> = lost.collect();
             let is_data = |change: &Change| change.version & ZEROS == 0;
             let data = lost.iter().max_by_key(|change| change.sent).is_some_and(is_data);
@@ -226,8 +230,9 @@ mod tests {
         history.sent(2, 1, 1, 3);
         history.acked(2, 4);
         history.sent(3, 0, 1, 5);
-        let lost =
-            |versions| history.compare(ORIGIN, &image(versions)).map(|lost| (lost.changes, lost.bytes));
+        let lost = |versions| {
+            history.compare(ORIGIN, &image(versions)).map(|lost| (lost.changes, lost.bytes))
+        };
         assert_eq!(lost([3, 2]), Ok((0, 0)), "one that was not acknowledged may be there");
         assert_eq!(lost([1, 2]), Ok((0, 0)));
         assert_eq!(lost([1, ZEROS]), Ok((1, 512)));

@@ -118,7 +118,8 @@ impl Model {
         }
         for sector in first..first + count {
             let Some(candidates) = self.open.get_mut(&sector) else { continue };
-            let Some(write) = candidates.iter_mut().find(|candidate| candidate.version == version) else {
+            let Some(write) = candidates.iter_mut().find(|candidate| candidate.version == version)
+            else {
                 // A later write that is complete has replaced this version already.
                 continue;
             };
@@ -216,7 +217,9 @@ impl Model {
 
     /// Settles an open sector that can hold one version only.
     fn settle(&mut self, sector: u64) {
-        if let Some([Candidate { version, ended: Some(_), .. }]) = self.open.get(&sector).map(Vec::as_slice) {
+        if let Some([Candidate { version, ended: Some(_), .. }]) =
+            self.open.get(&sector).map(Vec::as_slice)
+        {
             self.settled[sector as usize] = *version;
             self.open.remove(&sector);
         }
@@ -259,11 +262,16 @@ impl Model {
             .map(|replaced| replaced.version)
             .collect();
         match self.open.get(&sector) {
-            Some(candidates) => allowed.extend(candidates.iter().map(|candidate| candidate.version)),
+            Some(candidates) => {
+                allowed.extend(candidates.iter().map(|candidate| candidate.version))
+            }
             None => allowed.push(self.settled[sector as usize]),
         }
-        let seen: Vec<Version> =
-            allowed.iter().copied().filter(|version| self.stamp(sector, *version).matches(bytes)).collect();
+        let seen: Vec<Version> = allowed
+            .iter()
+            .copied()
+            .filter(|version| self.stamp(sector, *version).matches(bytes))
+            .collect();
         if seen.is_empty() {
             return Err(self.violation(sector, bytes, &allowed));
         }
@@ -385,7 +393,9 @@ mod tests {
             model.write_sent(version, 0, 1);
             model.write_completed(version, 0, 1);
         }
-        model.read_completed(&late, &content(3)).expect("came and went while the read was under way");
+        model
+            .read_completed(&late, &content(3))
+            .expect("came and went while the read was under way");
         let late = model.read_sent(0);
         assert!(model.read_completed(&late, &content(3)).is_err());
         assert_eq!(model.replaced_count, 0, "nothing replaced is kept without a read under way");

@@ -104,7 +104,10 @@ pub struct Requests {
 impl Requests {
     /// The sequence of `seed` for a volume of `sectors` sectors and this number of connections.
     pub fn new(seed: u64, mix: Mix, sectors: u64, connections: usize) -> Requests {
-        assert!(sectors >= BLOCK_SECTORS && connections > 0, "a volume of a block, and a connection to it");
+        assert!(
+            sectors >= BLOCK_SECTORS && connections > 0,
+            "a volume of a block, and a connection to it"
+        );
         Requests { rng: Rng::new(seed), mix, sectors, connections: connections as u64 }
     }
 
@@ -149,7 +152,11 @@ impl Requests {
         let room = self.sectors - count;
         let reach = if self.rng.chance(70) { (self.sectors / HOT_SHARE).min(room) } else { room };
         let sector = self.rng.below(reach + 1);
-        if count.is_multiple_of(BLOCK_SECTORS) { sector / BLOCK_SECTORS * BLOCK_SECTORS } else { sector }
+        if count.is_multiple_of(BLOCK_SECTORS) {
+            sector / BLOCK_SECTORS * BLOCK_SECTORS
+        } else {
+            sector
+        }
     }
 }
 

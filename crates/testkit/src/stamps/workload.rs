@@ -44,7 +44,14 @@ pub struct WorkloadOptions {
 impl WorkloadOptions {
     /// A mixed workload over `size_bytes` with 32 requests in flight on two connections.
     pub fn new(seed: u64, size_bytes: u64) -> WorkloadOptions {
-        WorkloadOptions { seed, volume: 1, size_bytes, in_flight: 32, connections: 2, mix: Mix::default() }
+        WorkloadOptions {
+            seed,
+            volume: 1,
+            size_bytes,
+            in_flight: 32,
+            connections: 2,
+            mix: Mix::default(),
+        }
     }
 }
 
@@ -295,7 +302,10 @@ impl Workload {
     /// Disconnects from the server. All requests must have been answered.
     pub fn disconnect(&mut self) -> Result<(), Error> {
         for sender in &mut self.senders {
-            sender.send(Command { kind: nbd::DISCONNECT, flags: 0, cookie: 0, offset: 0, len: 0 }, &[])?;
+            sender.send(
+                Command { kind: nbd::DISCONNECT, flags: 0, cookie: 0, offset: 0, len: 0 },
+                &[],
+            )?;
         }
         self.server_died();
         Ok(())
@@ -311,7 +321,9 @@ impl Workload {
             }
             let Request { sector, count, .. } = request;
             let pending = match request.kind {
-                Kind::Read => Pending::Read { snapshot: state.model.read_sent(sector), count, request },
+                Kind::Read => {
+                    Pending::Read { snapshot: state.model.read_sent(sector), count, request }
+                }
                 Kind::Flush => Pending::Flush { sent: state.model.flush_sent(), request },
                 Kind::Write | Kind::Discard | Kind::Zeroes => {
                     if request.fua {
@@ -323,7 +335,8 @@ impl Workload {
             };
             state.pending.insert(command.cookie, pending);
             state.summary.sent += 1;
-            state.summary.in_flight_max = state.summary.in_flight_max.max(state.pending.len() as u64);
+            state.summary.in_flight_max =
+                state.summary.in_flight_max.max(state.pending.len() as u64);
         }
         match self.senders[request.connection].send(command, &self.payload) {
             Ok(()) => Ok(Progress::Done),
@@ -355,7 +368,9 @@ impl Workload {
         if request.kind == Kind::Write {
             let origin = Origin { seed: self.options.seed, volume: self.options.volume };
             self.payload.resize(request.count as usize * SECTOR_BYTES, 0);
-            for (sector, bytes) in (request.sector..).zip(self.payload.chunks_exact_mut(SECTOR_BYTES)) {
+            for (sector, bytes) in
+                (request.sector..).zip(self.payload.chunks_exact_mut(SECTOR_BYTES))
+            {
                 Stamp { origin, sector, version: self.version }.fill(bytes);
             }
         }
@@ -377,8 +392,9 @@ impl Workload {
     /// Waits until at most `most` requests are in flight or the server is gone. Fails if a failure
     /// was noted, or if no request is answered for [`ANSWER_TIMEOUT`].
     fn wait_for(&self, most: usize) -> Result<MutexGuard<'_, State>, Error> {
-        let waits =
-            |state: &mut State| state.pending.len() > most && !state.disconnected && state.failure.is_none();
+        let waits = |state: &mut State| {
+            state.pending.len() > most && !state.disconnected && state.failure.is_none()
+        };
         loop {
             let state = self.shared.lock();
             let answered = state.summary.sent - state.pending.len() as u64;
@@ -465,7 +481,11 @@ fn receive(shared: &Shared, mut receiver: Receiver) {
 fn receive_one(shared: &Shared, receiver: &mut Receiver, data: &mut Vec<u8>) -> Result<(), Error> {
     let (errno, cookie) = receiver.reply()?;
     let read_bytes = match shared.lock().pending.get(&cookie) {
-        None => return Err(Error::Protocol(format!("a reply to cookie {cookie}, which is not in flight"))),
+        None => {
+            return Err(Error::Protocol(format!(
+                "a reply to cookie {cookie}, which is not in flight"
+            )));
+        }
         Some(Pending::Read { count, .. }) if errno == 0 => *count as usize * SECTOR_BYTES,
         Some(_) => 0,
     };
@@ -473,8 +493,9 @@ fn receive_one(shared: &Shared, receiver: &mut Receiver, data: &mut Vec<u8>) -> 
     receiver.payload(data)?;
     let state = &mut *shared.lock();
     if errno != 0 {
-        let (Pending::Read { request, .. } | Pending::Write { request, .. } | Pending::Flush { request, .. }) =
-            &state.pending[&cookie];
+        let (Pending::Read { request, .. }
+        | Pending::Write { request, .. }
+        | Pending::Flush { request, .. }) = &state.pending[&cookie];
         // The request stays pending: whether it has taken effect is unknown.
         return Err(Error::Refused { errno, request: format!("{request:?}") });
     }

@@ -34,7 +34,8 @@ pub enum LabCommand {
     Run(LabRunArgs),
     /// Say where the SSDs of a cluster should go, how many, and why; nothing is changed.
     Plan(PlanArgs),
-    /// Say what the results of a suite mean, and make a report of them: one HTML file that needs nothing else.
+    /// Say what the results of a suite mean, and make a report of them: one HTML file that needs
+    /// nothing else.
     Report(ReportArgs),
     /// Compare the results of two runs of a suite.
     Compare(CompareArgs),
@@ -121,25 +122,30 @@ pub struct LabRunArgs {
     /// Shorter runs, smaller sets, fewer queue depths, as the suite says.
     #[arg(long)]
     pub quick: bool,
-    /// Have hypervisors reach images by this path in all workloads, whatever the suite says: librbd, nbd or iscsi.
+    /// Have hypervisors reach images by this path in all workloads, whatever the suite says:
+    /// librbd, nbd or iscsi.
     #[arg(long, value_name = "PATH")]
     pub access: Option<Access>,
-    /// Copies of each object, whatever the suite says; with several numbers, divided by commas, the others are measured beside the first.
+    /// Copies of each object, whatever the suite says; with several numbers, divided by commas, the
+    /// others are measured beside the first.
     #[arg(long, value_name = "N[,N]", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=16))]
     pub replicas: Vec<u32>,
-    /// Virtual machines beside the measured clients, whatever the suite says, each with at most so many requests per second; with several,
-    /// divided by commas, the others are measured beside the first, of which 0 is nobody.
+    /// Virtual machines beside the measured clients, whatever the suite says, each with at most so
+    /// many requests per second; with several, divided by commas, the others are measured beside
+    /// the first, of which 0 is nobody.
     #[arg(long, value_name = "N[:IOPS][,N]", value_delimiter = ',')]
     pub neighbours: Vec<Neighbours>,
-    /// Measure on this release of Ceph, such as 18, whatever is installed: where it is another one, in a root directory of the release of Debian that
-    /// has it, which is made meanwhile (root, and debootstrap).
+    /// Measure on this release of Ceph, such as 18, whatever is installed: where it is another one,
+    /// in a root directory of the release of Debian that has it, which is made meanwhile (root, and
+    /// debootstrap).
     #[arg(long, value_name = "NUMBER")]
     pub release: Option<u32>,
     /// Say what would be done, with commands, time and bytes, and do nothing.
     #[arg(long)]
     pub dry_run: bool,
-    /// Where the results go [default: SUITE.json, or SUITE-quick.json, with what is said here of all of it in between]. A run that was interrupted goes on when the
-    /// same command is given again.
+    /// Where the results go [default: SUITE.json, or SUITE-quick.json, with what is said here of
+    /// all of it in between]. A run that was interrupted goes on when the same command is given
+    /// again.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
     /// Begin anew and replace what is there.
@@ -168,7 +174,8 @@ pub struct ReportArgs {
     /// The report [default: beside the results with the ending .html; none with --format json].
     #[arg(short, long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// What an SSD costs, in whatever money: of the suite's SSD, or of a class; may be given again for another class.
+    /// What an SSD costs, in whatever money: of the suite's SSD, or of a class; may be given again
+    /// for another class.
     #[arg(long = "ssd-price", value_name = "[CLASS=]AMOUNT", value_parser = price)]
     pub ssd_prices: Vec<Price>,
     /// Print the schema of results instead.
@@ -182,11 +189,12 @@ pub struct ReportArgs {
 /// Options of `lab plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
-    /// Hosts, drives and workload (TOML; docs/examples/inventory.toml) [default: this machine, as far as lsblk
-    /// tells].
+    /// Hosts, drives and workload (TOML; docs/examples/inventory.toml) [default: this machine, as
+    /// far as lsblk tells].
     #[arg(long, value_name = "FILE")]
     pub inventory: Option<PathBuf>,
-    /// Results of `lab run`: what was measured under conditions like these stands beside the advice.
+    /// Results of `lab run`: what was measured under conditions like these stands beside the
+    /// advice.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub results: Vec<PathBuf>,
     /// How to print.
@@ -297,7 +305,8 @@ pub struct ClusterUpArgs {
     /// Size of a disk.
     #[arg(long, value_name = "SIZE", default_value = "8GiB")]
     pub disk_size: Size,
-    /// How OSDs keep their data and where an SSD stands, such as bluestore-dbwal; `lab placements` lists them.
+    /// How OSDs keep their data and where an SSD stands, such as bluestore-dbwal; `lab placements`
+    /// lists them.
     #[arg(long, value_name = "NAME[+NAME]", default_value = "bluestore-colocated")]
     pub placement: String,
     /// Class of the SSD, if the placement has one.
@@ -312,8 +321,8 @@ pub struct ClusterUpArgs {
     /// How much slower the devices are than their class.
     #[arg(long, value_name = "FACTOR", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub slow: u32,
-    /// Servers among which the disks are dealt out. They, the monitor and the client then have a network of their own (root only);
-    /// with 0 all is on the loopback interface.
+    /// Servers among which the disks are dealt out. They, the monitor and the client then have a
+    /// network of their own (root only); with 0 all is on the loopback interface.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=16))]
     pub nodes: u32,
 }
@@ -321,8 +330,8 @@ pub struct ClusterUpArgs {
 /// Options of `lab qualify`.
 #[derive(Debug, Args)]
 pub struct QualifyArgs {
-    /// A block device, whose content is lost; a directory on it, in which a file is made meanwhile; or
-    /// emulated:CLASS, a class that `lab devices` lists.
+    /// A block device, whose content is lost; a directory on it, in which a file is made meanwhile;
+    /// or emulated:CLASS, a class that `lab devices` lists.
     pub device: String,
     /// How much of it is written.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
@@ -330,7 +339,8 @@ pub struct QualifyArgs {
     /// Length of each run: seven, and three with its write cache off, where that can be switched.
     #[arg(long, value_name = "DURATION", default_value = "10s")]
     pub run: Duration,
-    /// Length of one more run, which shows whether the device gets slower as it is written; ten minutes show it.
+    /// Length of one more run, which shows whether the device gets slower as it is written; ten
+    /// minutes show it.
     #[arg(long, value_name = "DURATION", default_value = "0s")]
     pub long: Duration,
     /// How much slower an emulated device is than its class.
@@ -347,7 +357,8 @@ pub struct QualifyArgs {
 /// Options of `lab devices`.
 #[derive(Debug, Args)]
 pub struct DevicesArgs {
-    /// Measure emulated devices with fio and compare them with the figures of their class: one, or all.
+    /// Measure emulated devices with fio and compare them with the figures of their class: one, or
+    /// all.
     #[arg(long, value_name = "CLASS", num_args = 0..=1, default_missing_value = "all")]
     pub calibrate: Option<String>,
     /// How much slower emulated devices are than their class, so that this machine can carry them.

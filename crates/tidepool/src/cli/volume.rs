@@ -34,16 +34,18 @@ pub enum VolumeCommand {
     },
     /// Serve one more volume; the cache remembers it.
     Add(Box<AddArgs>),
-    /// Give an image back: drain it, compare it with the cache, unlock it, and say how to use it directly. The second copy of
-    /// another host's volume is forgotten, unless it counts.
+    /// Give an image back: drain it, compare it with the cache, unlock it, and say how to use it
+    /// directly. The second copy of another host's volume is forgotten, unless it counts.
     Remove {
         /// The volume.
         name: VolumeName,
-        /// Without draining it: its image is gone for good, or what the cache alone has is not wanted any more. The image is freed as
-        /// it is, if it can be reached. Other volumes lose nothing.
+        /// Without draining it: its image is gone for good, or what the cache alone has is not
+        /// wanted any more. The image is freed as it is, if it can be reached. Other volumes lose
+        /// nothing.
         #[arg(long)]
         give_up: bool,
-        /// With --give-up: what is not in the image is lost. Without this option the refusal tells how much.
+        /// With --give-up: what is not in the image is lost. Without this option the refusal tells
+        /// how much.
         #[arg(long, requires = "give_up")]
         accept_loss: bool,
         /// Where the daemon is.
@@ -53,14 +55,15 @@ pub enum VolumeCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Serve another host's volume from the second copy that is here. The host that serves it is fenced first: nothing that it still
-    /// writes reaches the image.
+    /// Serve another host's volume from the second copy that is here. The host that serves it is
+    /// fenced first: nothing that it still writes reaches the image.
     Takeover {
         /// The volume.
         name: VolumeName,
-        /// Also where this host was restarted since its copy counted, and the other host's cache is lost; also a volume of this
-        /// host's that is not served because the other one may have more. What was flushed is here, the newest of what was not may be
-        /// lost; without this option the refusal tells how much.
+        /// Also where this host was restarted since its copy counted, and the other host's cache is
+        /// lost; also a volume of this host's that is not served because the other one may have
+        /// more. What was flushed is here, the newest of what was not may be lost; without this
+        /// option the refusal tells how much.
         #[arg(long)]
         accept_loss: bool,
         /// Where the daemon is.
@@ -70,12 +73,13 @@ pub enum VolumeCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Serve the volumes of a host that has failed, as a program asks that watches the hosts: Pacemaker, Proxmox HA, a hook of
-    /// libvirt. What is served here already is fine. It is refused until the host is known to be fenced, while its daemon is
-    /// heard, and where a copy does not count: there is no option that accepts a loss.
+    /// Serve the volumes of a host that has failed, as a program asks that watches the hosts:
+    /// Pacemaker, Proxmox HA, a hook of libvirt. What is served here already is fine. It is refused
+    /// until the host is known to be fenced, while its daemon is heard, and where a copy does not
+    /// count: there is no option that accepts a loss.
     Failover(FailoverArgs),
-    /// Have the holder of a volume's second copy serve it, as for maintenance of this host: nothing is fenced and nothing drained.
-    /// This host holds the other copy from then on.
+    /// Have the holder of a volume's second copy serve it, as for maintenance of this host: nothing
+    /// is fenced and nothing drained. This host holds the other copy from then on.
     Handoff {
         /// The volume.
         name: VolumeName,
@@ -85,8 +89,9 @@ pub enum VolumeCommand {
         /// Clients that are connected here lose the connection.
         #[arg(long)]
         disconnect: bool,
-        /// For the live migration of a guest: clients are let in there from now on, and the volume goes there when one of them
-        /// writes. Until then it is served here. HOST is any peer; without a copy it gets the volume when everything is drained.
+        /// For the live migration of a guest: clients are let in there from now on, and the volume
+        /// goes there when one of them writes. Until then it is served here. HOST is any peer;
+        /// without a copy it gets the volume when everything is drained.
         #[arg(long, conflicts_with = "disconnect")]
         live: bool,
         /// Give up what was begun with --live.
@@ -105,7 +110,8 @@ pub enum VolumeCommand {
     Resize(ResizeArgs),
     /// Take a snapshot of the image that has everything written so far. Clients do not wait for it.
     Snapshot(SnapshotArgs),
-    /// Take, list, remove or protect snapshots of the image, which `rbd` cannot while the volume is served, or go back to one.
+    /// Take, list, remove or protect snapshots of the image, which `rbd` cannot while the volume is
+    /// served, or go back to one.
     Snap {
         /// What to do.
         #[command(subcommand)]
@@ -194,7 +200,8 @@ pub struct SetArgs {
     /// As for `serve`, for this volume.
     #[arg(long, value_name = "DURATION")]
     pub accept_loss: Option<Duration>,
-    /// A socket of its own, in the place of the one that it may have. Clients that are connected stay.
+    /// A socket of its own, in the place of the one that it may have. Clients that are connected
+    /// stay.
     #[command(flatten)]
     pub socket: SocketArgs,
     /// Where the daemon is.
@@ -238,8 +245,9 @@ pub struct SocketArgs {
     /// Its mode [default: 0660 with --socket-group, else 0600].
     #[arg(long, value_name = "MODE", requires = "socket")]
     pub socket_mode: Option<SocketMode>,
-    /// Which processes are let in: those of a user (uid:USER) or in a cgroup or below (cgroup:/PATH, * stands for a number). May be
-    /// given several times: a process needs one of the users and one of the cgroups, as far as any are given.
+    /// Which processes are let in: those of a user (uid:USER) or in a cgroup or below
+    /// (cgroup:/PATH, * stands for a number). May be given several times: a process needs one of
+    /// the users and one of the cgroups, as far as any are given.
     #[arg(long, value_name = "uid:USER|cgroup:/PATH", requires = "socket")]
     pub allow: Vec<Allow>,
 }
@@ -249,7 +257,8 @@ pub struct SocketArgs {
 pub enum SnapCommand {
     /// Take a snapshot that has everything written so far, as `volume snapshot` does.
     Create(SnapshotArgs),
-    /// Take one that has everything written so far for `rbd-mirror` to send to the other cluster, as `rbd mirror image snapshot` would.
+    /// Take one that has everything written so far for `rbd-mirror` to send to the other cluster,
+    /// as `rbd mirror image snapshot` would.
     Mirror {
         /// The volume.
         name: VolumeName,
@@ -277,8 +286,9 @@ pub enum SnapCommand {
     Protect(SnapshotArgs),
     /// Let a snapshot be removed again. Ceph refuses that while it has clones.
     Unprotect(SnapshotArgs),
-    /// Make the volume what it was at a snapshot. What was written since is lost. Only while no client is connected and the image has
-    /// everything (`volume drain`). One that was cut short has to be repeated before the volume is served.
+    /// Make the volume what it was at a snapshot. What was written since is lost. Only while no
+    /// client is connected and the image has everything (`volume drain`). One that was cut short
+    /// has to be repeated before the volume is served.
     Rollback(SnapshotArgs),
 }
 

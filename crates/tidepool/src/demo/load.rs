@@ -47,7 +47,9 @@ impl Target for Nbd {
         self.client.submit_read(slot as u64, offset, vec![0; len]).map_err(Failure::failed)
     }
     fn write(&mut self, slot: usize, offset: u64, len: usize) -> Result<(), Failure> {
-        self.client.submit_write(slot as u64, offset, &self.data[..len], false).map_err(Failure::failed)
+        self.client
+            .submit_write(slot as u64, offset, &self.data[..len], false)
+            .map_err(Failure::failed)
     }
     fn flush(&mut self, slot: usize) -> Result<(), Failure> {
         self.client.submit(slot as u64, Command::Flush, 0, 0).map_err(Failure::failed)
@@ -86,8 +88,8 @@ impl Direct {
 
     fn submit(&mut self, slot: usize, transfer: Transfer) {
         self.in_flight += 1;
-        // SAFETY: the transfer points into `slots[slot]`, which lives and stays untouched until the slot
-        // comes back from `wait`: a load uses a slot for one request at a time.
+        // SAFETY: the transfer points into `slots[slot]`, which lives and stays untouched until the
+        // slot comes back from `wait`: a load uses a slot for one request at a time.
         unsafe { self.backend.submit(slot as u64, transfer) };
     }
 }
@@ -119,7 +121,9 @@ impl Target for Direct {
             });
         }
         match failed {
-            Some(error) => Err(Failure::failed(format!("a request to the backend failed: {error:?}"))),
+            Some(error) => {
+                Err(Failure::failed(format!("a request to the backend failed: {error:?}")))
+            }
             None => Ok(self.done.swap_remove(0)),
         }
     }
@@ -139,11 +143,14 @@ fn wait_readable(fd: std::os::fd::RawFd) -> Result<(), Failure> {
 fn pattern(len: usize) -> Vec<u8> {
     let mut random = Random(0x7469_6465);
     let mut bytes = vec![0; len];
-    bytes.chunks_mut(8).for_each(|chunk| chunk.copy_from_slice(&random.next().to_le_bytes()[..chunk.len()]));
+    bytes
+        .chunks_mut(8)
+        .for_each(|chunk| chunk.copy_from_slice(&random.next().to_le_bytes()[..chunk.len()]));
     bytes
 }
 
-/// A small generator of random numbers (xorshift64*, Vigna 2016); the same seed gives the same load.
+/// A small generator of random numbers (xorshift64*, Vigna 2016); the same seed gives the same
+/// load.
 struct Random(u64);
 
 impl Random {
@@ -171,7 +178,8 @@ pub struct Measured {
 
 impl Measured {
     fn new() -> Measured {
-        let latency_ns = Histogram::new_with_max(LATENCY_MAX_NS, 3).expect("the bounds are constant");
+        let latency_ns =
+            Histogram::new_with_max(LATENCY_MAX_NS, 3).expect("the bounds are constant");
         Measured { operations: 0, elapsed: Duration::ZERO, latency_ns }
     }
 
@@ -198,7 +206,12 @@ pub struct Load {
 
 impl Load {
     /// Four reads to one write, `depth` of them in flight. `tick` is called now and then.
-    pub fn mixed(&self, target: &mut dyn Target, depth: usize, tick: &dyn Fn()) -> Result<Measured, Failure> {
+    pub fn mixed(
+        &self,
+        target: &mut dyn Target,
+        depth: usize,
+        tick: &dyn Fn(),
+    ) -> Result<Measured, Failure> {
         let mut random = Random(self.seed);
         let mut measured = Measured::new();
         let mut started = vec![Instant::now(); depth];
@@ -258,8 +271,14 @@ impl Load {
     }
 }
 
-/// Goes once through the first `bytes` of the target in large requests: fills an image, or warms a cache.
-pub fn sweep(target: &mut dyn Target, bytes: u64, write: bool, tick: &dyn Fn()) -> Result<(), Failure> {
+/// Goes once through the first `bytes` of the target in large requests: fills an image, or warms a
+/// cache.
+pub fn sweep(
+    target: &mut dyn Target,
+    bytes: u64,
+    write: bool,
+    tick: &dyn Fn(),
+) -> Result<(), Failure> {
     let mut next = 0;
     let mut in_flight = 0;
     let mut free: Vec<usize> = (0..SWEEP_DEPTH).collect();

@@ -1,9 +1,9 @@
 //! `tidepool demo`: what a host-side cache does for a VM on network storage, in about a minute.
 //!
-//! The daemon is this very program, run as a child with a cache file and the volumes; the load comes over
-//! its NBD socket. "Direct" is the same load on the same backend without the daemon. The emulated pools
-//! are `file:` backends with the latency model of `tidepool_backend` (its parameters are documented
-//! there); with `--ceph` the backend is a real image on a throw-away cluster.
+//! The daemon is this very program, run as a child with a cache file and the volumes; the load
+//! comes over its NBD socket. "Direct" is the same load on the same backend without the daemon. The
+//! emulated pools are `file:` backends with the latency model of `tidepool_backend` (its parameters
+//! are documented there); with `--ceph` the backend is a real image on a throw-away cluster.
 
 mod load;
 
@@ -27,7 +27,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Size of each image in bytes; the load covers all of it.
 const IMAGE_BYTES: u64 = 128 << 20;
-/// Size of the cache in bytes: everything fits, and so it says nothing about caches that are too small.
+/// Size of the cache in bytes: everything fits, and so it says nothing about caches that are too
+/// small.
 const CACHE_BYTES: u64 = 768 << 20;
 /// Requests in flight in the mixed load.
 const DEPTH: usize = 16;
@@ -74,15 +75,16 @@ struct Report {
 
 const MIXED: &str = "4K random 80/20";
 const COMMITS: &str = "4K write + flush";
-const DURABILITY: &str = "write-back, single copy (--accept-loss 10s): losing this SSD can lose that much";
+const DURABILITY: &str =
+    "write-back, single copy (--accept-loss 10s): losing this SSD can lose that much";
 
 /// How often a demo is looked at that was not interrupted so far.
 const POLL: Duration = Duration::from_millis(50);
 /// How long what an interrupted demo has started may take to let go of its files.
 const LEFTOVERS_LIMIT: Duration = Duration::from_secs(10);
 
-/// Runs the command: the demo itself is a child, so that an interrupt can end it in whatever it does and then
-/// remove all that it made.
+/// Runs the command: the demo itself is a child, so that an interrupt can end it in whatever it
+/// does and then remove all that it made.
 pub fn run(args: &DemoArgs) -> Result<(), Failure> {
     if args.inner {
         return measure(args);
@@ -90,7 +92,8 @@ pub fn run(args: &DemoArgs) -> Result<(), Failure> {
     let failed = |e: std::io::Error| Failure::failed(format!("cannot run the demo: {e}"));
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
     command.args(std::env::args_os().skip(1)).arg("--inner").stdin(Stdio::null());
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let (mut process, ended) = runtime
         .block_on(async {
             let mut interrupts = Interrupts::new()?;
@@ -125,7 +128,8 @@ pub fn run(args: &DemoArgs) -> Result<(), Failure> {
 struct Interrupts([Signal; 3]);
 
 impl Interrupts {
-    const KINDS: [SignalKind; 3] = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+    const KINDS: [SignalKind; 3] =
+        [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
 
     fn new() -> std::io::Result<Interrupts> {
         let [interrupt, terminate, hangup] = Interrupts::KINDS.map(signal);
@@ -142,7 +146,8 @@ impl Interrupts {
     }
 }
 
-/// Removes what a killed demo leaves. What it had started ends with it, but not in the same instant.
+/// Removes what a killed demo leaves. What it had started ends with it, but not in the same
+/// instant.
 fn remove_leftovers(id: u32) {
     let start = Instant::now();
     let parent = tidepool_lab::scratch::parent();
@@ -152,7 +157,8 @@ fn remove_leftovers(id: u32) {
         let base = scratch.path().parent().unwrap_or(&parent);
         let of_demo = |name: &str| name.contains(&format!("-{id}-"));
         let left = std::fs::read_dir(base).is_ok_and(|mut entries| {
-            entries.any(|entry| entry.is_ok_and(|entry| of_demo(&entry.file_name().to_string_lossy())))
+            entries
+                .any(|entry| entry.is_ok_and(|entry| of_demo(&entry.file_name().to_string_lossy())))
         });
         if !left || start.elapsed() > LEFTOVERS_LIMIT {
             return;
@@ -174,8 +180,8 @@ fn measure(args: &DemoArgs) -> Result<(), Failure> {
         None => emulated_pools(scratch.path())?,
     };
     // Six measurements for each pool; filling and warming take about a sixth of the time.
-    let each =
-        Duration::from_secs_f64(args.seconds as f64 * 0.85 / (5 * pools.len()) as f64).max(MEASURE_MIN);
+    let each = Duration::from_secs_f64(args.seconds as f64 * 0.85 / (5 * pools.len()) as f64)
+        .max(MEASURE_MIN);
     let demo = Demo { scratch: &scratch, each, bar: progress_bar(each * (5 * pools.len()) as u32) };
     let mut rows = Vec::new();
     for pool in &pools {
@@ -204,9 +210,11 @@ struct Demo<'a> {
 impl Demo<'_> {
     /// Fills the image and measures it without a cache: mixed load, then commits.
     fn direct(&self, pool: &Pool) -> Result<[Measured; 2], Failure> {
-        let opened =
-            tidepool_backend::open(&pool.uri, OpenOptions { cache_uuid: [1; 16], ..OpenOptions::default() })
-                .map_err(Failure::failed)?;
+        let opened = tidepool_backend::open(
+            &pool.uri,
+            OpenOptions { cache_uuid: [1; 16], ..OpenOptions::default() },
+        )
+        .map_err(Failure::failed)?;
         let mut target = Direct::new(opened.backend);
         self.say(pool, "filling the image");
         sweep(&mut target, IMAGE_BYTES, true, &|| ())?;
@@ -214,7 +222,10 @@ impl Demo<'_> {
         let mix = self.timed(|tick| self.load(1).mixed(&mut target, DEPTH, tick))?;
         self.say(pool, "direct, write + flush");
         let commit = self.timed(|tick| self.load(2).commits(&mut target, tick))?;
-        target.into_backend().close(Release { clean: true, cache_failed: false }).map_err(Failure::failed)?;
+        target
+            .into_backend()
+            .close(Release { clean: true, cache_failed: false })
+            .map_err(Failure::failed)?;
         Ok([mix, commit])
     }
 
@@ -261,8 +272,9 @@ impl Demo<'_> {
     ) -> Result<Measured, Failure> {
         let (start, from) = (Instant::now(), self.bar.position());
         let limit = self.each.as_millis() as u64;
-        let result =
-            measure(&|| self.bar.set_position(from + (start.elapsed().as_millis() as u64).min(limit)));
+        let result = measure(&|| {
+            self.bar.set_position(from + (start.elapsed().as_millis() as u64).min(limit))
+        });
         self.bar.set_position(from + limit);
         result
     }
@@ -277,9 +289,11 @@ struct Daemon {
 
 impl Daemon {
     fn start(dir: &Path, pool: &Pool) -> Result<Daemon, Failure> {
-        let failed =
-            |e: std::io::Error| Failure::failed(format!("cannot start the daemon for the demo: {e}"));
-        let (socket, log) = (dir.join(format!("{}.sock", pool.name)), dir.join(format!("{}.log", pool.name)));
+        let failed = |e: std::io::Error| {
+            Failure::failed(format!("cannot start the daemon for the demo: {e}"))
+        };
+        let (socket, log) =
+            (dir.join(format!("{}.sock", pool.name)), dir.join(format!("{}.log", pool.name)));
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
         command
             .arg("serve")
@@ -308,7 +322,8 @@ impl Daemon {
     }
 
     fn stop(mut self) -> Result<(), Failure> {
-        let failed = |e: std::io::Error| Failure::failed(format!("cannot stop the demo's daemon: {e}"));
+        let failed =
+            |e: std::io::Error| Failure::failed(format!("cannot stop the demo's daemon: {e}"));
         self.process.signal(rustix::process::Signal::TERM).map_err(failed)?;
         match self.process.wait(DAEMON_LIMIT).map_err(failed)? {
             Some(status) if status.success() => Ok(()),
@@ -346,7 +361,11 @@ fn start_cluster() -> Result<Cluster, Failure> {
 fn ceph_pools(cluster: &Cluster) -> Result<Vec<Pool>, Failure> {
     cluster.rbd_create("demo", IMAGE_BYTES).map_err(Failure::failed)?;
     let uri = format!("rbd:rbd/demo?conf={}", cluster.conf().display());
-    Ok(vec![Pool { name: "ceph", title: "Ceph, one OSD", uri: uri.parse().map_err(Failure::failed)? }])
+    Ok(vec![Pool {
+        name: "ceph",
+        title: "Ceph, one OSD",
+        uri: uri.parse().map_err(Failure::failed)?,
+    }])
 }
 
 fn row(

@@ -1,6 +1,7 @@
 //! `tidepool lab caretaker`: a process that outlives the lab, and removes what a killed one leaves.
 //!
-//! The kernel keeps a FUSE mount in its table when the server has gone. Nobody holds it then, and it takes another process to remove it.
+//! The kernel keeps a FUSE mount in its table when the server has gone. Nobody holds it then, and
+//! it takes another process to remove it.
 
 use crate::cli::lab::CaretakerArgs;
 use std::os::unix::process::CommandExt;
@@ -10,8 +11,8 @@ use std::time::Duration;
 use tidepool_daemon::failure::Failure;
 use tidepool_lab::scratch;
 
-/// How often it looks whether the lab is still there. No signal tells it in all cases: the thread whose end the kernel would tell it of can
-/// itself hang in a mount of the lab.
+/// How often it looks whether the lab is still there. No signal tells it in all cases: the thread
+/// whose end the kernel would tell it of can itself hang in a mount of the lab.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// A running caretaker. It goes with what this is dropped by; when that is killed it does its work.
@@ -22,7 +23,9 @@ impl Caretaker {
     /// Starts one for what this process makes below `parent`.
     pub fn start(parent: &Path) -> Result<Caretaker, Failure> {
         let failed = |e: std::io::Error| {
-            Failure::failed(format!("cannot start the process that cleans up when this one is killed: {e}"))
+            Failure::failed(format!(
+                "cannot start the process that cleans up when this one is killed: {e}"
+            ))
         };
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
         command
@@ -49,7 +52,8 @@ impl Drop for Caretaker {
 pub fn run(args: &CaretakerArgs) -> Result<(), Failure> {
     let name = std::ffi::CString::new(scratch::CARETAKER).map_err(Failure::failed)?;
     rustix::thread::set_name(&name).map_err(Failure::failed)?;
-    let parent = || rustix::process::getppid().map(|parent| parent.as_raw_nonzero().get().cast_unsigned());
+    let parent =
+        || rustix::process::getppid().map(|parent| parent.as_raw_nonzero().get().cast_unsigned());
     while parent() == Some(args.of) && !scratch::is_killed(args.of) {
         std::thread::sleep(LOOK);
     }

@@ -1,7 +1,8 @@
 //! `tidepool lab cluster`.
 //!
-//! `up` starts another process of this program, which holds the cluster and listens on a socket in the cluster's directory.
-//! When that process is killed Ceph's daemons go with it, and its caretaker removes its mounts and files.
+//! `up` starts another process of this program, which holds the cluster and listens on a socket in
+//! the cluster's directory. When that process is killed Ceph's daemons go with it, and its
+//! caretaker removes its mounts and files.
 
 use super::caretaker::Caretaker;
 use super::class;
@@ -48,7 +49,8 @@ struct Status {
     placement: String,
     slowed_by: u32,
     nodes: u32,
-    /// What goes before a command that is to reach it: where it has a network, that leads to its client's node.
+    /// What goes before a command that is to reach it: where it has a network, that leads to its
+    /// client's node.
     enter: Option<String>,
     health: String,
 }
@@ -105,8 +107,12 @@ fn up(args: &ClusterUpArgs) -> Result<(), Failure> {
         let mut why = String::new();
         let _ = holder.stderr.take().map(|mut errors| errors.read_to_string(&mut why));
         let _ = holder.wait();
-        let why =
-            why.lines().last().unwrap_or("its process has ended").trim_start_matches("tidepool: ").to_owned();
+        let why = why
+            .lines()
+            .last()
+            .unwrap_or("its process has ended")
+            .trim_start_matches("tidepool: ")
+            .to_owned();
         return Err(Failure::failed(format!("the cluster {} is not up: {why}", args.name)));
     }
     println!("{}", line.trim_end());
@@ -148,7 +154,8 @@ fn layout(args: &ClusterUpArgs) -> Result<(Layout, Arrangement), Failure> {
     arrangement.probe(tidepool_lab::cluster::release()).map_err(Failure::failed)?;
     let ssd = arrangement.ssd.as_ref().unwrap_or(&args.ssd);
     let ssds = Ssds::of([&arrangement], 1);
-    let wanted = ssds.in_servers || arrangement.placements.iter().any(|placement| placement.disks_are_ssds());
+    let wanted = ssds.in_servers
+        || arrangement.placements.iter().any(|placement| placement.disks_are_ssds());
     let ssd = wanted.then(|| class(ssd)).transpose()?;
     let layout = Layout {
         disk: class(&args.disk)?,
@@ -175,19 +182,24 @@ fn hold(args: &ClusterUpArgs) -> Result<(), Failure> {
     let _caretaker = Caretaker::start(&scratch::parent())?;
     let directory = Scratch::new(&format!("{KIND}{}", args.name)).map_err(Failure::failed)?;
     let program = std::env::current_exe().map_err(Failure::failed)?;
-    let testbed = Testbed::up(directory.path(), &program, &layout, &arrangement).map_err(Failure::failed)?;
+    let testbed =
+        Testbed::up(directory.path(), &program, &layout, &arrangement).map_err(Failure::failed)?;
     testbed.filled().map_err(Failure::failed)?;
     testbed.emulate(true);
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Failure::failed)?;
     let asked = runtime.block_on(serve(args, &directory, &testbed));
-    // In this order: Ceph and the devices before the files below them, and the end of the connection tells that all is gone.
+    // In this order: Ceph and the devices before the files below them, and the end of the
+    // connection tells that all is gone.
     drop(testbed);
     drop(directory);
     asked.map(drop)
 }
 
-/// Answers until the end is asked for; returns the connection that has asked, if it was not a signal.
+/// Answers until the end is asked for; returns the connection that has asked, if it was not a
+/// signal.
 async fn serve(
     args: &ClusterUpArgs,
     directory: &Scratch,
@@ -213,7 +225,8 @@ async fn serve(
         let mut line = String::new();
         match stream.read_line(&mut line).await {
             Ok(_) if line.trim() == STATUS => {
-                let status = serde_json::to_string(&status_of(args, testbed)).map_err(Failure::failed)?;
+                let status =
+                    serde_json::to_string(&status_of(args, testbed)).map_err(Failure::failed)?;
                 let _ = stream.write_all(status.as_bytes()).await;
             }
             Ok(_) if line.trim() == DOWN => return Ok(Some(stream)),
@@ -234,7 +247,8 @@ fn status_of(args: &ClusterUpArgs, testbed: &Testbed) -> Status {
         placement: args.placement.clone(),
         slowed_by: args.slow,
         nodes: args.nodes,
-        enter: network.map(|network| format!("nsenter --net=/proc/{}/ns/net", network.client().id())),
+        enter: network
+            .map(|network| format!("nsenter --net=/proc/{}/ns/net", network.client().id())),
         health: health.unwrap_or_else(|e| e.to_string()),
     }
 }
@@ -258,8 +272,8 @@ fn find(name: &str) -> Option<PathBuf> {
     running().into_iter().find(|(running, _)| running == name).map(|(_, directory)| directory)
 }
 
-/// Says something to the holder of a cluster and returns what it answers until it closes the connection: nothing, if it has
-/// ended or is about to.
+/// Says something to the holder of a cluster and returns what it answers until it closes the
+/// connection: nothing, if it has ended or is about to.
 fn ask(directory: &Path, what: &str) -> Result<String, Failure> {
     let exchange = || -> std::io::Result<String> {
         let mut stream = UnixStream::connect(directory.join(CONTROL))?;
@@ -271,14 +285,18 @@ fn ask(directory: &Path, what: &str) -> Result<String, Failure> {
     };
     use std::io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound};
     match exchange() {
-        Err(e) if [BrokenPipe, ConnectionRefused, ConnectionReset, NotFound].contains(&e.kind()) => {
+        Err(e)
+            if [BrokenPipe, ConnectionRefused, ConnectionReset, NotFound].contains(&e.kind()) =>
+        {
             Ok(String::new())
         }
-        result => result.map_err(|e| Failure::failed(format!("the cluster in {}: {e}", directory.display()))),
+        result => result
+            .map_err(|e| Failure::failed(format!("the cluster in {}: {e}", directory.display()))),
     }
 }
 
-/// What the holder of the cluster in `directory` says of it; `None` when there is no holder any more.
+/// What the holder of the cluster in `directory` says of it; `None` when there is no holder any
+/// more.
 fn status_in(directory: &Path) -> Result<Option<Status>, Failure> {
     let answer = ask(directory, STATUS)?;
     (!answer.is_empty()).then(|| serde_json::from_str(&answer).map_err(Failure::failed)).transpose()
@@ -292,7 +310,17 @@ fn status(args: &OutputArgs) -> Result<(), Failure> {
     }
     output::print(args.format, &clusters, |clusters| {
         let mut table = output::table(
-            &["CLUSTER", "OSDS", "COPIES", "DISKS", "PLACEMENT", "SLOWED", "NODES", "HEALTH", "CONF"],
+            &[
+                "CLUSTER",
+                "OSDS",
+                "COPIES",
+                "DISKS",
+                "PLACEMENT",
+                "SLOWED",
+                "NODES",
+                "HEALTH",
+                "CONF",
+            ],
             &[1, 2, 5, 6],
         );
         for cluster in clusters {
@@ -316,8 +344,10 @@ fn status(args: &OutputArgs) -> Result<(), Failure> {
 }
 
 fn down(name: Option<&str>) -> Result<(), Failure> {
-    let wanted: Vec<(String, PathBuf)> =
-        running().into_iter().filter(|(running, _)| name.is_none_or(|name| name == running)).collect();
+    let wanted: Vec<(String, PathBuf)> = running()
+        .into_iter()
+        .filter(|(running, _)| name.is_none_or(|name| name == running))
+        .collect();
     for (name, directory) in &wanted {
         // One whose process was killed does not answer; what it left is removed below.
         let _ = ask(directory, DOWN);
@@ -325,7 +355,10 @@ fn down(name: Option<&str>) -> Result<(), Failure> {
     }
     scratch::sweep_leftovers().map_err(Failure::failed)?;
     if let Some((name, directory)) = wanted.iter().find(|(_, directory)| directory.exists()) {
-        return Err(Failure::failed(format!("the cluster {name} is still there: {}", directory.display())));
+        return Err(Failure::failed(format!(
+            "the cluster {name} is still there: {}",
+            directory.display()
+        )));
     }
     match name {
         Some(name) if wanted.is_empty() => Err(Failure::failed(format!("no cluster {name} is up"))),

@@ -66,8 +66,9 @@ fn table(comparison: &Comparison) -> String {
         "P99 B/A",
     ];
     let mut table = output::table(&columns, &[2, 3, 4, 5, 6]);
-    let iops =
-        |summary: &Summary| summary.iops.map_or_else(|| "-".into(), |iops| format!("{:.0}", iops.value));
+    let iops = |summary: &Summary| {
+        summary.iops.map_or_else(|| "-".into(), |iops| format!("{:.0}", iops.value))
+    };
     for row in &comparison.cells {
         let found = match row.iops.finding {
             Finding::More => "more",
@@ -77,9 +78,10 @@ fn table(comparison: &Comparison) -> String {
         };
         table.add_row([
             row.cell.workload.clone(),
-            row.cell
-                .beside()
-                .map_or_else(|| row.cell.placement.clone(), |what| format!("{}, {what}", row.cell.placement)),
+            row.cell.beside().map_or_else(
+                || row.cell.placement.clone(),
+                |what| format!("{}, {what}", row.cell.placement),
+            ),
             format!("{}×{}", row.cell.disks, row.cell.osds_per_disk),
             row.cell.clients.to_string(),
             row.cell.depth.to_string(),

@@ -49,8 +49,8 @@ pub fn run(args: &DevicesArgs) -> Result<(), Failure> {
     let mut calibration = Calibration { slowed_by: args.slow, classes: Vec::new() };
     for preset in presets {
         eprintln!("measuring {}", preset.spec.name);
-        let scratch =
-            Scratch::new("lab").map_err(|e| Failure::failed(format!("cannot make a directory: {e}")))?;
+        let scratch = Scratch::new("lab")
+            .map_err(|e| Failure::failed(format!("cannot make a directory: {e}")))?;
         let figures = calibrate(&preset, args.slow, scratch.path(), SECONDS);
         let figures = figures.map_err(Failure::failed)?;
         let holds = figures.iter().all(Row::holds);
@@ -81,7 +81,9 @@ fn list(devices: &Devices) -> String {
         ]);
     }
     let mut text = output::render(&table);
-    text.push_str("\nThe kernel calls many virtual disks a disk that turns; `lab qualify` measures.\n\n");
+    text.push_str(
+        "\nThe kernel calls many virtual disks a disk that turns; `lab qualify` measures.\n\n",
+    );
     let mut table = output::table(&["EMULATED", "WHAT"], &[]);
     for Preset { spec, what, .. } in preset::all() {
         table.add_row([&spec.name, what]);

@@ -8,7 +8,9 @@ use std::path::Path;
 use tidepool_daemon::failure::{Failure, reason};
 use tidepool_lab::collect::Parts;
 use tidepool_lab::document;
-use tidepool_lab::exchange::pvc2::{self, Benchmark, Beside, ExportError, Imported, JobRow, Wanted};
+use tidepool_lab::exchange::pvc2::{
+    self, Benchmark, Beside, ExportError, Imported, JobRow, Wanted,
+};
 
 /// Largest file that is read, in bytes; a benchmark has some 40 KB.
 const BYTES_MAX: u64 = 1 << 30;
@@ -17,8 +19,11 @@ const BYTES_MAX: u64 = 1 << 30;
 pub fn export(args: &LabExportArgs) -> Result<(), Failure> {
     let ExchangeFormat::Pvc2 = args.format;
     let results = super::results(&args.results)?;
-    let wanted =
-        Wanted { placement: args.placement.clone(), disks: args.disks, osds_per_disk: args.osds_per_disk };
+    let wanted = Wanted {
+        placement: args.placement.clone(),
+        disks: args.disks,
+        osds_per_disk: args.osds_per_disk,
+    };
     let exported = pvc2::export(&results, &wanted).map_err(|error| match error {
         ExportError::Nothing { .. } | ExportError::Ambiguous { .. } => Failure::usage(error),
         error => Failure::failed(error),
@@ -26,7 +31,9 @@ pub fn export(args: &LabExportArgs) -> Result<(), Failure> {
     match &args.out {
         Some(out) if same_file(out, &args.results) => {
             let out = out.display();
-            return Err(Failure::usage(format!("it would overwrite the results {out}: name another file")));
+            return Err(Failure::usage(format!(
+                "it would overwrite the results {out}: name another file"
+            )));
         }
         Some(out) => write(out, &exported.records)?,
         None => output::print(Format::Json, &exported.records, |_| String::new())?,
@@ -49,9 +56,12 @@ struct Both<'a> {
 pub fn import(args: &LabImportArgs) -> Result<(), Failure> {
     let ExchangeFormat::Pvc2 = args.format;
     let name = args.file.display().to_string();
-    let cannot_read = |e: std::io::Error| Failure::failed(format!("cannot read {name}: {}", reason(&e)));
+    let cannot_read =
+        |e: std::io::Error| Failure::failed(format!("cannot read {name}: {}", reason(&e)));
     if std::fs::metadata(&args.file).map_err(cannot_read)?.len() > BYTES_MAX {
-        return Err(Failure::failed(format!("{name} is larger than 1 GiB: no list of benchmarks is")));
+        return Err(Failure::failed(format!(
+            "{name} is larger than 1 GiB: no list of benchmarks is"
+        )));
     }
     let text = std::fs::read(&args.file).map_err(cannot_read)?;
     let imported = pvc2::parse(&name, &text).map_err(Failure::failed)?;
@@ -74,7 +84,8 @@ pub fn import(args: &LabImportArgs) -> Result<(), Failure> {
 }
 
 fn same_file(out: &Path, input: &Path) -> bool {
-    out == input || out.canonicalize().ok().is_some_and(|out| input.canonicalize().ok() == Some(out))
+    out == input
+        || out.canonicalize().ok().is_some_and(|out| input.canonicalize().ok() == Some(out))
 }
 
 fn write(out: &Path, value: &impl Serialize) -> Result<(), Failure> {

@@ -7,8 +7,8 @@ use tidepool_daemon::config;
 use tidepool_daemon::failure::Failure;
 use tidepool_lab::device::real;
 use tidepool_lab::plan::{
-    Advice, Bill, Effect, Evidence, HostPlan, Inventory, Kind, Measured, Placed, Placement, Plan, Role,
-    Verdict, binary, decimal, lasting, plan,
+    Advice, Bill, Effect, Evidence, HostPlan, Inventory, Kind, Measured, Placed, Placement, Plan,
+    Role, Verdict, binary, decimal, lasting, plan,
 };
 
 /// Runs the command.
@@ -30,7 +30,9 @@ fn read(path: &Path) -> Result<Inventory, Failure> {
         .map_err(|why| Failure::usage(format!("cannot read the inventory {shown}: {why}")))?;
     Inventory::parse(&text).map_err(|error| {
         let place = error.at.map(|at| config::position(&text, at));
-        let place = place.map(|(line, column)| format!("line {line}, column {column}: ")).unwrap_or_default();
+        let place = place
+            .map(|(line, column)| format!("line {line}, column {column}: "))
+            .unwrap_or_default();
         let why = config::explain(&error.why);
         Failure::usage(format!("cannot use the inventory {shown}: {place}{why}"))
     })
@@ -84,11 +86,13 @@ fn cited(advice: &Advice) -> String {
 
 fn key(plan: &Plan) -> String {
     let key = &plan.key;
-    let block = key
-        .block_bytes
-        .map_or("requests of unknown size".into(), |bytes| format!("requests of {}", binary(bytes)));
+    let block = key.block_bytes.map_or("requests of unknown size".into(), |bytes| {
+        format!("requests of {}", binary(bytes))
+    });
     let reads = key.read_percent.map_or("unknown mix".into(), |reads| format!("{reads} % reads"));
-    let depth = key.queue_depth.map_or("unknown queue depth".into(), |depth| format!("queue depth {depth}"));
+    let depth = key
+        .queue_depth
+        .map_or("unknown queue depth".into(), |depth| format!("queue depth {depth}"));
     let media: Vec<&str> = key.media.iter().map(|&kind| kind.name()).collect();
     let media = if media.is_empty() { "unknown drives".into() } else { media.join(" and ") };
     format!("{block}, {reads}, {depth}, OSDs on {media}")
@@ -156,7 +160,9 @@ fn measured(found: &Measured) -> String {
 fn bills(plan: &Plan) -> String {
     let money = |amount: Option<f64>| {
         let currency = plan.currency.as_deref().unwrap_or("");
-        amount.map_or("not told".into(), |amount| format!("{amount:.0} {currency}").trim_end().to_string())
+        amount.map_or("not told".into(), |amount| {
+            format!("{amount:.0} {currency}").trim_end().to_string()
+        })
     };
     let bought = |bill: &Bill, text: String| if bill.to_buy > 0 { text } else { "-".into() };
     let size = |bytes: u64| if bytes > 0 { decimal(bytes) } else { "not told".into() };
@@ -168,10 +174,14 @@ fn bills(plan: &Plan) -> String {
     table.add_rows([
         row("SSDs", &|bill| bill.needed.to_string()),
         row("there", &|bill| bill.in_hand.to_string()),
-        row("they cost", &|bill| if bill.in_hand > 0 { money(bill.in_hand_cost) } else { "-".into() }),
+        row("they cost", &|bill| {
+            if bill.in_hand > 0 { money(bill.in_hand_cost) } else { "-".into() }
+        }),
         row("to buy", &|bill| bill.to_buy.to_string()),
         row("each from", &|bill| bought(bill, size(bill.each_bytes_min))),
-        row("offer", &|bill| bought(bill, bill.offer.clone().unwrap_or_else(|| "none fits".into()))),
+        row("offer", &|bill| {
+            bought(bill, bill.offer.clone().unwrap_or_else(|| "none fits".into()))
+        }),
         row("cost", &|bill| bought(bill, money(bill.cost))),
         row("written to one a day", &|bill| {
             bill.written_per_day_bytes.map_or("not told".into(), |bytes| decimal(bytes as u64))
@@ -204,12 +214,15 @@ fn host(host: &HostPlan) -> String {
 }
 
 fn ssd(placed: &Placed) -> String {
-    let mut text = format!("  {} ({}): {}\n", placed.drive, decimal(placed.bytes), place(placed.placement));
+    let mut text =
+        format!("  {} ({}): {}\n", placed.drive, decimal(placed.bytes), place(placed.placement));
     for advice in &placed.advice {
         text.push_str(&format!("    {}\n", cited(advice)));
     }
     if placed.commands.is_empty() {
-        text.push_str("    no commands: what would be made is not free, or its path was not told\n");
+        text.push_str(
+            "    no commands: what would be made is not free, or its path was not told\n",
+        );
         return text;
     }
     text.push_str("    commands, not run; what is on the drives they name is lost; words in capitals are yours to fill in:\n");

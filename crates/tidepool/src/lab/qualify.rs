@@ -37,8 +37,9 @@ struct Target {
 /// Runs the command. A device that is to be rejected is no failure of the command.
 pub fn run(args: &QualifyArgs) -> Result<(), Failure> {
     let target = target(args)?;
-    let seconds =
-        |duration: tidepool_daemon::units::Duration| duration.get().as_secs().try_into().unwrap_or(u32::MAX);
+    let seconds = |duration: tidepool_daemon::units::Duration| {
+        duration.get().as_secs().try_into().unwrap_or(u32::MAX)
+    };
     let options = Options {
         bytes: args.size.0,
         seconds: seconds(args.run).max(1),
@@ -95,10 +96,12 @@ fn target(args: &QualifyArgs) -> Result<Target, Failure> {
     Ok(Target { path, slowed_by: 1, device: None, exclusive, _scratch: None, _caretaker: None })
 }
 
-/// Takes a device for ourselves. Refuses one that somebody uses, or whose content nobody has given up.
+/// Takes a device for ourselves. Refuses one that somebody uses, or whose content nobody has given
+/// up.
 fn free(path: &Path, yes_destroy: bool) -> Result<std::fs::File, Failure> {
-    let path =
-        path.canonicalize().map_err(|e| Failure::failed(format!("{}: {}", path.display(), reason(&e))))?;
+    let path = path
+        .canonicalize()
+        .map_err(|e| Failure::failed(format!("{}: {}", path.display(), reason(&e))))?;
     let devices = real::all().map_err(Failure::failed)?;
     let Some(device) = devices.iter().find(|device| Path::new(&device.path) == path) else {
         return Err(Failure::failed(format!(
@@ -110,9 +113,13 @@ fn free(path: &Path, yes_destroy: bool) -> Result<std::fs::File, Failure> {
         return Err(Failure::failed(format!("{} is not touched: {why}", path.display())));
     }
     if !yes_destroy {
-        return Err(Failure::usage(format!("what is on {} will be lost: say --yes-destroy", path.display())));
+        return Err(Failure::usage(format!(
+            "what is on {} will be lost: say --yes-destroy",
+            path.display()
+        )));
     }
-    // A program that has it open for itself, such as a daemon whose cache it is, leaves no other trace.
+    // A program that has it open for itself, such as a daemon whose cache it is, leaves no other
+    // trace.
     let open = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&path);
     open.map_err(|e| Failure::failed(format!("{} is not touched: {}", path.display(), reason(&e))))
 }
@@ -120,10 +127,11 @@ fn free(path: &Path, yes_destroy: bool) -> Result<std::fs::File, Failure> {
 fn emulated(name: &str, args: &QualifyArgs) -> Result<Target, Failure> {
     let preset = class(name)?;
     let _caretaker = Some(Caretaker::start(&scratch::parent())?);
-    let scratch =
-        Scratch::new("qualify").map_err(|e| Failure::failed(format!("cannot make a directory: {e}")))?;
+    let scratch = Scratch::new("qualify")
+        .map_err(|e| Failure::failed(format!("cannot make a directory: {e}")))?;
     let spec = preset.spec.slowed(args.slow);
-    let device = Emulated::start(spec, args.size.0, &[], &scratch.join("backing"), &scratch.join("device"));
+    let device =
+        Emulated::start(spec, args.size.0, &[], &scratch.join("backing"), &scratch.join("device"));
     let device = device.map_err(|e| Failure::failed(format!("cannot emulate a device: {e}")))?;
     let path = device.path();
     let (device, _scratch) = (Some(device), Some(scratch));
@@ -133,7 +141,8 @@ fn emulated(name: &str, args: &QualifyArgs) -> Result<Target, Failure> {
 /// What one writer got with the device's write cache on and off, side by side.
 fn by_cache(found: &Qualification) -> String {
     if found.without_cache.is_empty() {
-        return "not looked at: its write cache off (a SATA or SAS disk as a whole, with hdparm)\n".into();
+        return "not looked at: its write cache off (a SATA or SAS disk as a whole, with hdparm)\n"
+            .into();
     }
     let columns = ["WRITE CACHE", "ON: IOPS", "MEAN", "OFF: IOPS", "MEAN", "OFF/ON"];
     let mut table = output::table(&columns, &[1, 2, 3, 4, 5]);
@@ -167,7 +176,10 @@ fn text(report: &Report<'_>) -> String {
         report.found.sync_write_bytes_per_s / 1e6
     ));
     if report.options.slowed_by > 1 {
-        text.push_str(&format!("(an emulated device, figures times {})\n", report.options.slowed_by));
+        text.push_str(&format!(
+            "(an emulated device, figures times {})\n",
+            report.options.slowed_by
+        ));
     }
     if !report.found.lasting.is_empty() {
         let parts: Vec<String> =

@@ -35,7 +35,8 @@ fn failure(error: ReleaseError) -> Failure {
     }
 }
 
-/// Makes a root directory with the release and has the lab measure in it. Ends this process with the exit status of that.
+/// Makes a root directory with the release and has the lab measure in it. Ends this process with
+/// the exit status of that.
 pub fn run(args: &LabRunArgs, suite: &Suite, release: Release) -> Result<(), Failure> {
     visible(args)?;
     scratch::sweep_leftovers().map_err(Failure::failed)?;
@@ -87,9 +88,9 @@ fn measure(release: &Release, directory: &Path, stop: &AtomicBool) -> Result<i32
     let mut told = false;
     loop {
         if let Some(status) = lab.try_wait().map_err(Failure::failed)? {
-            return status
-                .code()
-                .ok_or_else(|| Failure::failed(format!("the lab in the root directory: {status}")));
+            return status.code().ok_or_else(|| {
+                Failure::failed(format!("the lab in the root directory: {status}"))
+            });
         }
         std::thread::sleep(LOOK);
         if stop.load(Ordering::Acquire) && !std::mem::replace(&mut told, true) {
@@ -107,6 +108,8 @@ pub fn root(args: &RootArgs) -> Result<(), Failure> {
     }
     let directory = std::path::absolute(&args.directory).map_err(Failure::failed)?;
     let stop = AtomicBool::new(false);
-    let made = until_signal(&stop, "ending", || release.make(&directory, &stop).map(drop).map_err(failure))?;
+    let made = until_signal(&stop, "ending", || {
+        release.make(&directory, &stop).map(drop).map_err(failure)
+    })?;
     made.inspect_err(|_| drop(std::fs::remove_dir_all(&directory)))
 }

@@ -21,7 +21,9 @@ pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     let verdict = verdict(&results);
     if let Some(out) = &out {
         let written = document::write(out, &report::html(&results, &verdict, &prices));
-        written.map_err(|e| Failure::failed(format!("cannot write {}: {}", out.display(), reason(&e))))?;
+        written.map_err(|e| {
+            Failure::failed(format!("cannot write {}: {}", out.display(), reason(&e)))
+        })?;
     }
     output::print(args.output.format, &verdict, |verdict| text(verdict, out.as_deref()))
 }
@@ -33,8 +35,8 @@ fn destination(results: &Path, args: &ReportArgs) -> Result<Option<PathBuf>, Fai
         None if args.output.format == Format::Json => return Ok(None),
         None => results.with_extension("html"),
     };
-    let same =
-        out == results || out.canonicalize().ok().is_some_and(|out| results.canonicalize().ok() == Some(out));
+    let same = out == results
+        || out.canonicalize().ok().is_some_and(|out| results.canonicalize().ok() == Some(out));
     if same {
         return Err(Failure::usage(format!(
             "the report would overwrite the results {}: name another file",
@@ -138,7 +140,10 @@ fn ranked(ranking: &Ranking) -> String {
     let mut table = output::table(&columns, &[1]);
     for place in &ranking.places {
         let ratio = |of: fn(&tidepool_lab::verdict::Compared) -> &Ratio| {
-            place.over_baseline.as_ref().map_or_else(|| "the baseline".into(), |over| of(over).known())
+            place
+                .over_baseline
+                .as_ref()
+                .map_or_else(|| "the baseline".into(), |over| of(over).known())
         };
         table.add_row([
             place.placement.clone(),

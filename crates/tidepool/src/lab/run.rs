@@ -43,11 +43,16 @@ pub fn placements(args: &OutputArgs) -> Result<(), Failure> {
         what: format!("an access path: {}", access.what()),
         not_here: access.probe().err(),
     };
-    let places: Vec<Place> = placement::all().iter().map(place).chain(Access::ALL.map(path)).collect();
+    let places: Vec<Place> =
+        placement::all().iter().map(place).chain(Access::ALL.map(path)).collect();
     output::print(args.format, &places, |places| {
         let mut table = output::table(&["PLACEMENT", "WHAT", "HERE"], &[]);
         for place in places {
-            table.add_row([place.name, &place.what, place.not_here.as_deref().unwrap_or("possible")]);
+            table.add_row([
+                place.name,
+                &place.what,
+                place.not_here.as_deref().unwrap_or("possible"),
+            ]);
         }
         output::render(&table)
     })
@@ -59,7 +64,12 @@ pub fn suites(args: &OutputArgs) -> Result<(), Failure> {
         let mut table = output::table(&["SUITE", "RUNS", "QUICK", "QUESTION"], &[1, 2]);
         for suite in suites {
             let runs = |suite: &Suite| suite.runs().to_string();
-            table.add_row([&suite.name, &runs(suite), &runs(&suite.clone().quick()), &suite.question]);
+            table.add_row([
+                &suite.name,
+                &runs(suite),
+                &runs(&suite.clone().quick()),
+                &suite.question,
+            ]);
         }
         output::render(&table)
     })
@@ -75,7 +85,8 @@ pub fn run(args: &LabRunArgs) -> Result<(), Failure> {
         return release::run(args, &suite, elsewhere);
     }
     let seed = args.seed.map_or_else(random_seed, Ok)?;
-    let out = args.out.clone().unwrap_or_else(|| run::default_out(&suite, &in_a_name(args), args.quick));
+    let out =
+        args.out.clone().unwrap_or_else(|| run::default_out(&suite, &in_a_name(args), args.quick));
     let stop = AtomicBool::new(false);
     let options = Options {
         quick: args.quick,
@@ -150,8 +161,12 @@ fn told(args: &LabRunArgs) -> Vec<(&'static str, String)> {
     let neighbours = list(args.neighbours.iter().map(|of| of.short()).collect());
     let access = args.access.map(|access| access.to_string());
     let release = args.release.map(|release| release.to_string());
-    let named =
-        [("access", access), ("replicas", replicas), ("neighbours", neighbours), ("release", release)];
+    let named = [
+        ("access", access),
+        ("replicas", replicas),
+        ("neighbours", neighbours),
+        ("release", release),
+    ];
     named.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
@@ -167,15 +182,18 @@ fn random_seed() -> Result<u64, Failure> {
     Ok(uuid::Uuid::new_v4().as_u64_pair().0 % 1_000_000)
 }
 
-/// Does something on another thread and raises `stop` when a signal comes; a second signal ends the process at once, and what is
-/// left is removed by the caretaker. `says` is what the user is told at the first one.
+/// Does something on another thread and raises `stop` when a signal comes; a second signal ends the
+/// process at once, and what is left is removed by the caretaker. `says` is what the user is told
+/// at the first one.
 pub(super) fn until_signal<T: Send>(
     stop: &AtomicBool,
     says: &str,
     work: impl FnOnce() -> T + Send,
 ) -> Result<T, Failure> {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Failure::failed)?;
     std::thread::scope(|scope| {
         let (ended, end) = tokio::sync::oneshot::channel();
         let worker = scope.spawn(move || {
@@ -213,8 +231,8 @@ fn bar() -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
     }
-    let style =
-        ProgressStyle::with_template("[{bar:30}] {pos}/{len} {msg}").expect("the template is constant");
+    let style = ProgressStyle::with_template("[{bar:30}] {pos}/{len} {msg}")
+        .expect("the template is constant");
     bar.set_style(style.progress_chars("=> "));
     bar
 }
@@ -247,7 +265,9 @@ fn plan_text(plan: &Plan, options: &Options<'_>) -> String {
         }
     }
     for (repeat, placement, event, load) in &plan.events {
-        text.push_str(&format!("a cluster for {event}: repeat {repeat}  {placement}\n    {load}\n"));
+        text.push_str(&format!(
+            "a cluster for {event}: repeat {repeat}  {placement}\n    {load}\n"
+        ));
     }
     for not_run in &plan.not_run {
         text.push_str(&format!("not run: {}: {}\n", not_run.name(), not_run.why));
@@ -260,7 +280,8 @@ fn plan_text(plan: &Plan, options: &Options<'_>) -> String {
             "\nCeph {ceph} is not installed here: it takes some minutes and root to make a root directory with it and all that the lab starts, which goes again; up to {bytes} in {place}\n"
         ));
         text.extend(
-            release::obstacle(ceph).map(|why| format!("that is not possible as things are: {why}\n")),
+            release::obstacle(ceph)
+                .map(|why| format!("that is not possible as things are: {why}\n")),
         );
     }
     text.push_str(&format!(

@@ -101,13 +101,18 @@ fn limit_of(peer: &str) -> u64 {
     hasher.finish()
 }
 
-/// Whose limit a peer's is: that of its user without the process, or of its host without the port. It has thousands of those.
+/// Whose limit a peer's is: that of its user without the process, or of its host without the port.
+/// It has thousands of those.
 fn host(peer: &str) -> &str {
     if let Some((_, uid)) = peer.rsplit_once(" of uid ") {
         return uid;
     }
     match peer.rsplit_once(':') {
-        Some((host, port)) if !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+        Some((host, port))
+            if !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) =>
+        {
+            host
+        }
         _ => peer,
     }
 }
@@ -130,7 +135,8 @@ impl Limiter {
         of_kind.fill(pace, now);
         let mut admitted = of_kind.lines >= 1.0;
         if let Some(peer) = said.peer {
-            let is_due = forgotten.is_none_or(|then| now.saturating_duration_since(then) >= FORGET_PAUSE);
+            let is_due =
+                forgotten.is_none_or(|then| now.saturating_duration_since(then) >= FORGET_PAUSE);
             if peers.len() >= PEERS_MAX && is_due {
                 *forgotten = Some(now);
                 // A peer that has said nothing for long begins anew.
@@ -141,7 +147,8 @@ impl Limiter {
             }
             let is_known = peers.contains_key(&(kind.clone(), peer));
             let peer = if is_known || peers.len() < PEERS_MAX { peer } else { 0 };
-            let of_peer = peers.entry((kind.clone(), peer)).or_insert_with(|| Bucket::full(OF_PEER, now));
+            let of_peer =
+                peers.entry((kind.clone(), peer)).or_insert_with(|| Bucket::full(OF_PEER, now));
             of_peer.fill(OF_PEER, now);
             admitted &= of_peer.lines >= 1.0;
             if admitted {
@@ -151,8 +158,11 @@ impl Limiter {
         if admitted {
             of_kind.lines -= 1.0;
         } else {
-            let one =
-                left_out.entry(kind).or_insert_with(|| LeftOut { count: 0, text: String::new(), since: now });
+            let one = left_out.entry(kind).or_insert_with(|| LeftOut {
+                count: 0,
+                text: String::new(),
+                since: now,
+            });
             one.count += 1;
             one.text = said.text;
         }
@@ -163,7 +173,8 @@ impl Limiter {
     pub(super) fn overdue(&self, now: Instant, after: Duration) -> Option<String> {
         let mut paces = self.lock();
         let is_due = |one: &LeftOut| now.saturating_duration_since(one.since) >= after;
-        let kind = paces.left_out.iter().find(|(_, one)| is_due(one)).map(|(kind, _)| kind.clone())?;
+        let kind =
+            paces.left_out.iter().find(|(_, one)| is_due(one)).map(|(kind, _)| kind.clone())?;
         let LeftOut { count, text, since } = paces.left_out.remove(&kind)?;
         let text = plain_within(&text, TEXT_BYTES_MAX);
         let seconds = now.saturating_duration_since(since).as_secs();
@@ -179,7 +190,8 @@ impl<S: Subscriber> Layer<S> for Limit {
         let mut said = Said::default();
         event.record(&mut said);
         let metadata = event.metadata();
-        let level = if super::is_left_out_last(metadata) { Level::ERROR } else { *metadata.level() };
+        let level =
+            if super::is_left_out_last(metadata) { Level::ERROR } else { *metadata.level() };
         self.0.admits(metadata.callsite(), level, said, Instant::now())
     }
 }
@@ -217,7 +229,9 @@ mod tests {
         let start = Instant::now();
         let kind = || METADATA.callsite();
         let admitted = |peer, count: u32, now| {
-            (0..count).filter(|_| limiter.admits(kind(), Level::WARN, said(Some(peer)), now)).count()
+            (0..count)
+                .filter(|_| limiter.admits(kind(), Level::WARN, said(Some(peer)), now))
+                .count()
         };
         assert_eq!(admitted(1, 1000, start), 10);
         assert_eq!(admitted(2, 5, start), 5);
@@ -258,12 +272,18 @@ mod tests {
     fn however_many_peers_there_are_one_kind_of_line_is_bounded() {
         let limiter = Limiter::new();
         let now = Instant::now();
-        let admitted = (0..100_000)
-            .filter(|&peer| limiter.admits(METADATA.callsite(), Level::WARN, said(Some(peer)), now));
+        let admitted = (0..100_000).filter(|&peer| {
+            limiter.admits(METADATA.callsite(), Level::WARN, said(Some(peer)), now)
+        });
         assert_eq!(admitted.count(), 200);
         assert!(limiter.lock().peers.len() <= PEERS_MAX + 1, "and one for all others");
         let errors = (0..5000).filter(|_| {
-            limiter.admits(METADATA.callsite(), Level::ERROR, said(None), now + Duration::from_secs(3600))
+            limiter.admits(
+                METADATA.callsite(),
+                Level::ERROR,
+                said(None),
+                now + Duration::from_secs(3600),
+            )
         });
         assert_eq!(errors.count(), 1000);
     }

@@ -61,7 +61,10 @@ impl Ended {
         assert_eq!(self.status, Some(status), "{self:?}");
         assert_eq!(self.stdout, "", "{self:?}");
         assert_eq!(self.stderr.lines().count(), 1, "one line: {self:?}");
-        assert!(self.stderr.starts_with("tidepool: ") && self.stderr.contains(part), "{part}: {self:?}");
+        assert!(
+            self.stderr.starts_with("tidepool: ") && self.stderr.contains(part),
+            "{part}: {self:?}"
+        );
         for word in ["panicked", "RUST_BACKTRACE", "Os {", "Some(", "Err("] {
             assert!(!self.stderr.contains(word), "{word}: {self:?}");
         }
@@ -101,7 +104,9 @@ impl Place {
     /// Options of `serve` for a new cache and the image; without a front door of the user's own.
     pub fn serve_args(&self) -> Vec<String> {
         let mut args: Vec<String> =
-            ["serve", "--cache", &self.text("cache"), "--cache-size", "64MiB"].map(String::from).into();
+            ["serve", "--cache", &self.text("cache"), "--cache-size", "64MiB"]
+                .map(String::from)
+                .into();
         args.extend(["--volume".into(), format!("vm1=file:{}", self.text("image"))]);
         args.extend(["--nbd".into(), format!("nbd+unix:///?socket={}", self.text("nbd.sock"))]);
         args.extend(["--admin".into(), self.text("admin.sock")]);
@@ -120,13 +125,20 @@ impl Place {
         paths.map(|path| (path.clone(), fs::read(&path).ok())).collect()
     }
 
-    /// Runs the command and checks that it is refused and that no file was made, changed or removed.
+    /// Runs the command and checks that it is refused and that no file was made, changed or
+    /// removed.
     #[track_caller]
-    pub fn refused<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>, status: i32, part: &str) {
+    pub fn refused<S: AsRef<OsStr>>(
+        &self,
+        args: impl IntoIterator<Item = S>,
+        status: i32,
+        part: &str,
+    ) {
         let before = self.snapshot();
         self.run(args).refused(status, part);
         let after = self.snapshot();
-        let names = |files: &BTreeMap<PathBuf, Option<Vec<u8>>>| files.keys().cloned().collect::<Vec<_>>();
+        let names =
+            |files: &BTreeMap<PathBuf, Option<Vec<u8>>>| files.keys().cloned().collect::<Vec<_>>();
         assert_eq!(names(&before), names(&after), "files were made or removed");
         assert!(before == after, "a file was changed");
     }

@@ -1,9 +1,12 @@
-//! Golden material of everything that a daemon leaves, and what this version makes of it: cache, image, ownership record, redo.
+//! Golden material of everything that a daemon leaves, and what this version makes of it: cache,
+//! image, ownership record, redo.
 //!
-//! Each directory `vN/NAME` is what version N has left in one place. Its files stand there as they were, but for those in
-//! `golden.json`'s `packed`: they are packed by gzip twice, without the zeroes at their end. The backend was `file:/proc/self/cwd/image`,
-//! so that the volume finds its image in whatever directory the daemon is started. `golden.json` also says what a client must read
-//! (`served`) and what is left without the cache (`recovered`). docs/format.md says how another one is added.
+//! Each directory `vN/NAME` is what version N has left in one place. Its files stand there as they
+//! were, but for those in `golden.json`'s `packed`: they are packed by gzip twice, without the
+//! zeroes at their end. The backend was `file:/proc/self/cwd/image`, so that the volume finds its
+//! image in whatever directory the daemon is started. `golden.json` also says what a client must
+//! read (`served`) and what is left without the cache (`recovered`). docs/format.md says how
+//! another one is added.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -63,8 +66,8 @@ fn all() -> Vec<Golden> {
         let before = all.len();
         for directory in entries.map(|entry| entry.expect("an entry").path()) {
             let text = fs::read_to_string(directory.join("golden.json")).expect("a manifest");
-            let manifest: Manifest =
-                serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", directory.display()));
+            let manifest: Manifest = serde_json::from_str(&text)
+                .unwrap_or_else(|e| panic!("{}: {e}", directory.display()));
             assert_eq!(manifest.format_version, version, "{}", directory.display());
             all.push(Golden { directory, manifest });
         }
@@ -99,7 +102,8 @@ impl Golden {
             match name.strip_suffix(PACKED) {
                 Some(name) => {
                     let len = self.manifest.packed.get(name);
-                    let len = len.unwrap_or_else(|| panic!("{name} has no length in {}", self.name()));
+                    let len =
+                        len.unwrap_or_else(|| panic!("{name} has no length in {}", self.name()));
                     fs::write(place.path(name), unpack(&path, *len)).expect("unpacked");
                 }
                 None if name == "golden.json" => {}
@@ -107,7 +111,11 @@ impl Golden {
             }
         }
         for name in self.manifest.packed.keys() {
-            assert!(self.directory.join(format!("{name}{PACKED}")).exists(), "{name} of {}", self.name());
+            assert!(
+                self.directory.join(format!("{name}{PACKED}")).exists(),
+                "{name} of {}",
+                self.name()
+            );
         }
         keep_stamp(&place);
         place
@@ -122,7 +130,8 @@ impl Golden {
     }
 }
 
-/// A released image is known by its inode and time: the copy gets that time, and the record the copy's inode.
+/// A released image is known by its inode and time: the copy gets that time, and the record the
+/// copy's inode.
 fn keep_stamp(place: &Place) {
     use std::os::unix::fs::MetadataExt;
     let record = place.path("image.tidepool");
@@ -151,7 +160,8 @@ fn client(place: &Place) -> BlockingClient {
     BlockingClient::connect(&uri.parse().expect("a URI")).expect("a connection")
 }
 
-/// Serves the place and compares all of its volume with what it must hold, before and after it is drained.
+/// Serves the place and compares all of its volume with what it must hold, before and after it is
+/// drained.
 fn serve(golden: &Golden, place: &Place) {
     let daemon = Daemon::start(serve_args(place), &place.path("log"));
     let served = golden.served();
@@ -159,7 +169,11 @@ fn serve(golden: &Golden, place: &Place) {
     client(place).read(0, &mut found).expect("read");
     assert!(found == served, "{}: what clients read", golden.name());
     place.run(["volume", "drain", VOLUME, "--admin", &place.text("admin.sock")]).done();
-    assert!(fs::read(place.path("image")).expect("an image") == served, "{}: the image", golden.name());
+    assert!(
+        fs::read(place.path("image")).expect("an image") == served,
+        "{}: the image",
+        golden.name()
+    );
     assert_eq!(daemon.terminate(), Some(0));
     let log = fs::read_to_string(place.path("log")).expect("a log");
     assert!(log.contains("cached data stays"), "{}: {log}", golden.name());
@@ -180,11 +194,22 @@ fn what_an_earlier_version_has_left_is_recovered_without_its_cache() {
         let place = golden.place();
         fs::remove_file(place.path("cache")).expect("a lost cache");
         let ended = place.run(["recover", BACKEND, "--accept-loss"]);
-        assert!(ended.done().contains("one exact state of the volume"), "{}: {ended:?}", golden.name());
+        assert!(
+            ended.done().contains("one exact state of the volume"),
+            "{}: {ended:?}",
+            golden.name()
+        );
         let image = fs::read(place.path("image")).expect("an image");
         assert!(image == golden.recovered(), "{}: the image", golden.name());
         let left: Vec<PathBuf> = place.snapshot().into_keys().collect();
-        assert_eq!(left, ["image", "image.tidepool"].map(|name| place.path(name)), "{}", golden.name());
-        assert!(place.run(["recover", BACKEND]).done().contains("no cache is known to hold newer data"));
+        assert_eq!(
+            left,
+            ["image", "image.tidepool"].map(|name| place.path(name)),
+            "{}",
+            golden.name()
+        );
+        assert!(
+            place.run(["recover", BACKEND]).done().contains("no cache is known to hold newer data")
+        );
     }
 }

@@ -16,7 +16,8 @@ use tidepool_engine::format::FORMAT_VERSION;
 
 /// Blocks of the image.
 const BLOCKS: u64 = (IMAGE_BYTES / BLOCK_BYTES) as u64;
-/// Changes that are sent, with a pause between two of them: several groups, and still a small cache.
+/// Changes that are sent, with a pause between two of them: several groups, and still a small
+/// cache.
 const CHANGES: u32 = 500;
 const PAUSE: Duration = Duration::from_millis(10);
 /// How often it is tried to end the daemon when its redo holds a group.
@@ -68,7 +69,8 @@ fn has_redo(place: &Place) -> bool {
     header["groups"].as_array().expect("a list").iter().any(|group| group["frames"] != 0)
 }
 
-/// Writes under load and ends the daemon in a moment in which its redo holds a group and its cache has more.
+/// Writes under load and ends the daemon in a moment in which its redo holds a group and its cache
+/// has more.
 fn leave(end: impl Fn(Daemon)) -> Place {
     for _ in 0..TRIES {
         let place = Place::new();
@@ -87,7 +89,9 @@ fn leave(end: impl Fn(Daemon)) -> Place {
 
 fn holds(image: &[u8]) -> Vec<Holds> {
     let blocks = (0..).zip(image.chunks(BLOCK_BYTES));
-    blocks.map(|(block, bytes)| Holds::of(bytes, block).expect("nothing else was written")).collect()
+    blocks
+        .map(|(block, bytes)| Holds::of(bytes, block).expect("nothing else was written"))
+        .collect()
 }
 
 /// What `recover` makes of a copy of the place: after how many changes the volume was like that.
@@ -152,7 +156,11 @@ fn save(to: &Path, about: &str, place: &Place) {
 fn make() {
     let to = |name| Some(directory(FORMAT_VERSION).join(name)).filter(|to| !to.exists());
     if let Some(to) = to("killed") {
-        save(&to, "A daemon that was killed under load, with a grouped drain.", &leave(Daemon::kill));
+        save(
+            &to,
+            "A daemon that was killed under load, with a grouped drain.",
+            &leave(Daemon::kill),
+        );
     }
     if let Some(to) = to("stopped") {
         let end = |daemon: Daemon| {

@@ -1,4 +1,5 @@
-//! What a newer version has left is refused with one line that says what to do, and nothing is changed.
+//! What a newer version has left is refused with one line that says what to do, and nothing is
+//! changed.
 
 use super::{BACKEND, Golden, VOLUME, all, serve, serve_args};
 use crate::common::Place;
@@ -53,8 +54,8 @@ fn a_cache_with_anything_of_a_newer_version_is_refused_and_left_as_it_is() {
     }
 }
 
-/// Runs the command, which is refused with this line; nothing but the cache, in which every start takes a checkpoint, may have
-/// changed then.
+/// Runs the command, which is refused with this line; nothing but the cache, in which every start
+/// takes a checkpoint, may have changed then.
 fn refused_but_for_the_cache(place: &Place, args: &[String], line: &str) {
     let snapshot = || {
         let mut files = place.snapshot();
@@ -103,8 +104,10 @@ fn an_ownership_record_or_redo_of_a_newer_version_is_refused_and_left_as_it_is()
     ];
     for (name, from, to, what, known) in documents {
         let place = golden.place();
-        let what =
-            what.replace("PLACE", &place.path("").canonicalize().expect("a directory").to_string_lossy());
+        let what = what.replace(
+            "PLACE",
+            &place.path("").canonicalize().expect("a directory").to_string_lossy(),
+        );
         let text = fs::read_to_string(place.path(name)).expect("a document");
         assert!(text.contains(from), "{text}");
         fs::write(place.path(name), text.replace(from, to)).expect("written");
@@ -144,7 +147,10 @@ fn frames_of_a_newer_version_are_refused_before_anything_is_recovered() {
     frames.iter().for_each(|name| raise(&place, name, FRAME));
     for accepted in [&["recover", BACKEND][..], &["recover", BACKEND, "--accept-loss"]] {
         let ended = place.run(accepted);
-        assert!(ended.stderr.contains(&format!(" of its redo) has version 2, {KNOWN}")), "{ended:?}");
+        assert!(
+            ended.stderr.contains(&format!(" of its redo) has version 2, {KNOWN}")),
+            "{ended:?}"
+        );
         let line = ended.stderr.trim_end();
         refused_but_for_the_cache(&place, &words(accepted), line);
     }

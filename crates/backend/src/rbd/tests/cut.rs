@@ -27,7 +27,8 @@ pub(super) fn a_kill_between_guard_and_record_locks_nobody_out(lab: &Lab) {
     for again in 0..2 {
         killed_open(&place, Point::Guarded);
         assert!(guarded(&place));
-        let (backend, generation, _) = open_place(place.clone(), &options()).expect("its own cache may");
+        let (backend, generation, _) =
+            open_place(place.clone(), &options()).expect("its own cache may");
         assert_eq!(generation, again + 1);
         close(backend, true);
     }
@@ -90,7 +91,8 @@ pub(super) fn a_kill_while_the_guard_is_lifted_costs_no_dirty_data(lab: &Lab) {
     close(backend, false);
     killed_open(&place, Point::Lifted);
     assert!(!guarded(&place));
-    let (mut backend, _, continuity) = open_place(place.clone(), &dirty()).expect("nobody has written");
+    let (mut backend, _, continuity) =
+        open_place(place.clone(), &dirty()).expect("nobody has written");
     assert!(!continuity.proven, "{}", continuity.reason);
     // The same kill while a read-only handle is replaced.
     refresh_handles(&place);
@@ -209,7 +211,10 @@ pub(super) fn a_visit_that_an_attempt_has_met_is_seen_by_the_next_one(lab: &Lab)
         let refused = open_place(place.clone(), &dirty()).err();
         nothing_more();
         for refused in [refused, open_place(place.clone(), &dirty()).err()] {
-            assert!(matches!(refused, Some(BackendError::Overwritten { .. })), "{image}: {refused:?}");
+            assert!(
+                matches!(refused, Some(BackendError::Overwritten { .. })),
+                "{image}: {refused:?}"
+            );
         }
     }
 }

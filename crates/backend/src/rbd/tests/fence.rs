@@ -34,7 +34,10 @@ fn blocklist(lab: &Lab) -> Vec<(String, String)> {
 
 /// When the fence of a client expires, as a text that can be compared; `None` if there is none.
 fn fenced_until(lab: &Lab, client: &str) -> Option<String> {
-    blocklist(lab).into_iter().find(|(address, _)| address::same(address, client)).map(|(_, until)| until)
+    blocklist(lab)
+        .into_iter()
+        .find(|(address, _)| address::same(address, client))
+        .map(|(_, until)| until)
 }
 
 /// Asserts that only single clients are fenced, and no client that an unfit text names.
@@ -68,8 +71,10 @@ pub(super) fn a_record_that_names_more_than_clients_fences_the_real_owner_alone(
     let (mut old, ..) = open_place(place.clone(), &options()).expect("opened");
     forge(&place, with_unfit_claims);
     let report = crate::check(&uri(lab, &place), &options());
-    let told =
-        report.items.iter().filter(|item| item.name == "claims" && item.status == CheckStatus::Warning);
+    let told = report
+        .items
+        .iter()
+        .filter(|item| item.name == "claims" && item.status == CheckStatus::Warning);
     assert!(report.usable && told.count() == UNFIT.len(), "{report:?}");
     let (mut backend, ..) = open_place(place.clone(), &options()).expect("taken back");
     assert!(fenced_until(lab, &client_of(&old)).is_some(), "the owner itself");
@@ -143,7 +148,8 @@ pub(super) fn an_owner_that_cannot_be_fenced_is_not_passed_over(lab: &Lab) {
         ];
         for line in lines.map(|error| error.expect("it is refused").to_string()) {
             assert!(
-                line.contains(&format!("names `{unfit}` as its owner's client")) && !line.contains('\n'),
+                line.contains(&format!("names `{unfit}` as its owner's client"))
+                    && !line.contains('\n'),
                 "{line}"
             );
             assert!(line.contains("tidepool_owner.") && line.contains(&host_name()), "{line}");
@@ -185,7 +191,8 @@ fn fence_by_hand(lab: &Lab, client: &str) {
 }
 
 fn until(seconds: u64) -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+    let now =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
     now.as_secs() + seconds
 }
 
@@ -232,13 +239,17 @@ pub(super) fn a_long_fence_is_listed_and_ends_when_its_host_was_restarted(lab: &
     fence_by_hand(lab, "10.0.0.1:0/77");
     keep(&|fenced| (fenced.address, fenced.boot_id) = ("10.0.0.1:0/77".into(), "another".into()));
     // Requests that the client has sent may still be under way.
-    keep(&|fenced| (fenced.until_unix_s, fenced.boot_id) = (fenced.until_unix_s + 60, "another".into()));
+    keep(&|fenced| {
+        (fenced.until_unix_s, fenced.boot_id) = (fenced.until_unix_s + 60, "another".into())
+    });
 
     fence_by_hand(lab, "10.0.0.2:0/78");
-    let elsewhere = Fenced { address: "10.0.0.2:0/78".into(), host: "elsewhere".into(), ..listed[0].clone() };
+    let elsewhere =
+        Fenced { address: "10.0.0.2:0/78".into(), host: "elsewhere".into(), ..listed[0].clone() };
     // A fence that Ceph does not have: the address is no client's, and would stand for all clients
     // of this host.
-    let nobody = Fenced { address: "127.0.0.1:0/0".into(), boot_id: "another".into(), ..listed[0].clone() };
+    let nobody =
+        Fenced { address: "127.0.0.1:0/0".into(), boot_id: "another".into(), ..listed[0].clone() };
     forge(&place, |mut record| {
         let (until_unix_s, boot_id) = (listed[0].until_unix_s - 3601, "another".into());
         let former = Fenced { until_unix_s, boot_id, ..listed[0].clone() };
@@ -260,12 +271,15 @@ pub(super) fn a_long_fence_is_listed_and_ends_when_its_host_was_restarted(lab: &
     };
     assert_eq!((is_there(&before), record(&place).clients.fenced.len()), (true, 2));
     let site = least.connect().expect("a client");
-    let refused =
-        site.cluster.unblocklist(address::Client::of(&client).expect("an address")).expect_err("no right");
+    let refused = site
+        .cluster
+        .unblocklist(address::Client::of(&client).expect("an address"))
+        .expect_err("no right");
     assert_eq!(refused.errno(), IoError::Errno(libc::EACCES));
 
     let (backend, ..) = open_place(place.clone(), &options()).expect("free");
-    let others: Vec<_> = before.into_iter().filter(|(address, _)| !address::same(address, &client)).collect();
+    let others: Vec<_> =
+        before.into_iter().filter(|(address, _)| !address::same(address, &client)).collect();
     assert_eq!((is_there(&others), fenced_until(lab, &client)), (true, None));
     assert_eq!(record(&place).clients.fenced, vec![elsewhere]);
     close(backend, true);
@@ -296,7 +310,8 @@ pub(super) fn a_fence_that_an_administrator_has_ended_is_told_and_listed_no_more
     let told = fences_told(lab, &place).expect("they are told");
     assert!(told.contains(&format!("{CLAIM} of an unknown host for 1 more days")), "{told}");
 
-    let listed = |place: &Place| record(place).clients.fenced.into_iter().map(|fenced| fenced.address);
+    let listed =
+        |place: &Place| record(place).clients.fenced.into_iter().map(|fenced| fenced.address);
     for (ended, left) in [(CLAIM, vec![owner.clone()]), (owner.as_str(), vec![])] {
         lab.ceph(&["osd", "blocklist", "rm", ended]).expect("fenced no more");
         assert!(!fences_told(lab, &place).unwrap_or_default().contains(ended));
@@ -358,6 +373,7 @@ pub(super) fn an_own_client_of_a_former_boot_is_fenced_for_a_year(lab: &Lab) {
 fn cluster_entry(place: &Place, client: &str) -> i64 {
     let site = place.connect().expect("a client");
     let listed = site.cluster.blocklisted().expect("a list");
-    let entry = listed.iter().find(|entry| address::same(&entry.address, client)).expect("it is fenced");
+    let entry =
+        listed.iter().find(|entry| address::same(&entry.address, client)).expect("it is fenced");
     entry.until_unix_s().expect("a time")
 }

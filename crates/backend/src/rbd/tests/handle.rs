@@ -17,7 +17,10 @@ pub(super) fn a_refreshed_handle_goes_on_writing(lab: &Lab) {
     // librbd does this with its own lock while it renews a watch.
     break_lock(&place);
     refresh_handles(&place);
-    assert!((0..5).all(|_| write(&mut backend, 9).0 == Ok(())), "the guard proves that the image is ours");
+    assert!(
+        (0..5).all(|_| write(&mut backend, 9).0 == Ok(())),
+        "the guard proves that the image is ours"
+    );
     refresh_handles(&place);
     backend.io.image.as_ref().expect("a handle").sizes().expect("a refresh");
     Box::new(backend)
@@ -41,7 +44,8 @@ pub(super) fn a_refreshed_handle_is_replaced_under_overlapping_reads(lab: &Lab) 
     let mut memory: Vec<AlignedBuf> = (0..READS).map(|_| AlignedBuf::zeroed(4096)).collect();
     let mut read = |backend: &mut RbdBackend, token: u64| {
         let buf = &mut memory[(token % READS) as usize];
-        let transfer = Transfer::Read { offset: token % READS * 4096, ptr: buf.as_mut_ptr(), len: 4096 };
+        let transfer =
+            Transfer::Read { offset: token % READS * 4096, ptr: buf.as_mut_ptr(), len: 4096 };
         // SAFETY: each buffer has one read at a time, and nothing else uses it.
         unsafe { backend.submit(token, transfer) };
     };
@@ -49,7 +53,9 @@ pub(super) fn a_refreshed_handle_is_replaced_under_overlapping_reads(lab: &Lab) 
     let mut data = AlignedBuf::zeroed(4096);
     data.fill(3);
     // SAFETY: the data lives unchanged until the outcome is there.
-    unsafe { backend.submit(u64::MAX, Transfer::Write { offset: 0, ptr: data.as_ptr(), len: 4096 }) };
+    unsafe {
+        backend.submit(u64::MAX, Transfer::Write { offset: 0, ptr: data.as_ptr(), len: 4096 })
+    };
     // The reads that complete while the write waits for the handle.
     let (mut outcome, mut parked, mut reads) = (None, false, 0);
     while outcome.is_none() {
@@ -109,7 +115,8 @@ pub(super) fn a_read_only_handle_without_ownership_is_fenced(lab: &Lab) {
     assert_eq!(write(&mut backend, 1).0, Ok(()));
     let site = place.connect().expect("a second client");
     let object = backend.held.as_ref().expect("held").claim.owner.clone();
-    let (mut owner, record) = OwnerObject::read(&place.what, &site.pool, &object).expect("the record");
+    let (mut owner, record) =
+        OwnerObject::read(&place.what, &site.pool, &object).expect("the record");
     let record = Ownership { generation: 99, ..record.expect("a record") };
     owner.swap(&site.pool, &record).expect("another owner's record");
     refresh_handles(&place);
@@ -141,7 +148,9 @@ pub(super) fn a_handle_is_replaced_once_what_stands_in_the_way_has_passed(lab: &
     refresh_handles(&place);
     assert!((0..5).all(|_| write(&mut backend, 1).0 == Ok(())), "a failed transfer");
     assert!(guarded(&place));
-    at(Point::Lifted, || Err(BackendError::Denied { what: "it".into(), why: "a right is missing".into() }));
+    at(Point::Lifted, || {
+        Err(BackendError::Denied { what: "it".into(), why: "a right is missing".into() })
+    });
     refresh_handles(&place);
     backend.io.image.as_ref().expect("a handle").sizes().expect("a refresh");
     let data = AlignedBuf::zeroed(4096);

@@ -18,7 +18,8 @@ fn outcome(backend: &mut RbdBackend) -> Result<(), IoError> {
     let mut outcome = None;
     while outcome.is_none() {
         mailbox::wait_readable(backend.event_fd(), 1000);
-        backend.completions(&mut |_, result| assert_eq!(outcome.replace(result), None, "told twice"));
+        backend
+            .completions(&mut |_, result| assert_eq!(outcome.replace(result), None, "told twice"));
     }
     outcome.expect("just seen")
 }
@@ -42,7 +43,8 @@ pub(super) fn take_over(
     accept_loss: bool,
 ) -> Result<Ownership, BackendError> {
     let site = place.connect().expect("a client");
-    let how = TakeOver { cache_uuid: other().cache_uuid, generation, accept_loss, ..TakeOver::default() };
+    let how =
+        TakeOver { cache_uuid: other().cache_uuid, generation, accept_loss, ..TakeOver::default() };
     super::super::peer::take_over(&site, &how)
 }
 
@@ -105,7 +107,8 @@ pub(super) fn a_peer_is_named_and_forgotten(lab: &Lab) {
     assert_eq!((&found.peer, found.superseded.is_some()), (&None, true));
     assert_eq!(set_peer(&mut backend, Some(other_as_peer())), Err(IoError::Errno(libc::EINVAL)));
     close(backend, true);
-    let (mut reader, ..) = open_place(place, &OpenOptions { read_only: true, ..options() }).expect("opened");
+    let (mut reader, ..) =
+        open_place(place, &OpenOptions { read_only: true, ..options() }).expect("opened");
     assert_eq!(set_peer(&mut reader, None), Err(IoError::Errno(libc::EROFS)));
 }
 
@@ -122,7 +125,10 @@ pub(super) fn a_release_forgets_the_peer_unless_data_stays_behind(lab: &Lab) {
     assert_eq!(record(&place).peer, None, "an open begins alone");
     close(backend, true);
     // An image that was stopped with dirty data can be taken over too; a clean image cannot.
-    assert!(matches!(take_over(&place, record(&place).generation, false), Err(BackendError::NotPeer { .. })));
+    assert!(matches!(
+        take_over(&place, record(&place).generation, false),
+        Err(BackendError::NotPeer { .. })
+    ));
     let (backend, generation) = in_sync(&place);
     close(backend, false);
     take_over(&place, generation, false).expect("taken over");
@@ -136,7 +142,8 @@ pub(super) fn a_release_forgets_the_peer_unless_data_stays_behind(lab: &Lab) {
 pub(super) fn an_unknown_outcome_is_found_out(lab: &Lab) {
     let place = place(lab, "unknown");
     let (mut backend, _) = in_sync(&place);
-    let lost = || BackendError::Unavailable { what: "it".into(), why: "the answer was lost".into() };
+    let lost =
+        || BackendError::Unavailable { what: "it".into(), why: "the answer was lost".into() };
     for made in [false, true] {
         let changed = place.clone();
         at(Point::Naming, move || {
@@ -191,7 +198,10 @@ pub(super) fn an_owner_whose_record_was_taken_names_nobody(lab: &Lab) {
         assert_eq!(set_peer(&mut backend, None), Err(IoError::Fenced));
         nothing_more();
         let found = record(&place);
-        assert_eq!((found.cache_uuid.as_bytes(), found.generation), (&other().cache_uuid, generation + 1));
+        assert_eq!(
+            (found.cache_uuid.as_bytes(), found.generation),
+            (&other().cache_uuid, generation + 1)
+        );
         assert_eq!(set_peer(&mut backend, Some(other_as_peer())), Err(IoError::Fenced));
         assert_eq!(write(&mut backend, 9).0, Err(IoError::Fenced), "it knows");
         assert_eq!(record(&place), found);
@@ -238,7 +248,10 @@ pub(super) fn a_peer_takes_over_from_exactly_one_state(lab: &Lab) {
     refused(generation, false);
     let taken = take_over(&place, generation, true).expect("the loss is accepted");
     assert_eq!(taken, record(&place));
-    assert_eq!(taken.clients.owner, Some(backend.held.as_ref().expect("held").claim.address.clone()));
+    assert_eq!(
+        taken.clients.owner,
+        Some(backend.held.as_ref().expect("held").claim.address.clone())
+    );
     refused(generation + 1, true);
     let line = open_place(place.clone(), &dirty()).err().expect("not its own any more").to_string();
     assert!(line.contains("owned by another cache"), "{line}");
@@ -259,10 +272,12 @@ pub(super) fn what_is_taken_over_from_a_living_owner_is_fenced_from_it(lab: &Lab
         }
         let report = crate::check(&uri(lab, &place), &by_peer(generation));
         assert!(
-            report.usable && report.would.iter().any(|step| step.contains("fence the former owner")),
+            report.usable
+                && report.would.iter().any(|step| step.contains("fence the former owner")),
             "{report:?}"
         );
-        let (mut new, third, continuity) = open_place(place.clone(), &by_peer(generation)).expect("opened");
+        let (mut new, third, continuity) =
+            open_place(place.clone(), &by_peer(generation)).expect("opened");
         assert!(continuity.proven && third == taken.generation + 1, "{}", continuity.reason);
         let found = record(&place);
         assert_eq!((found.base, &found.taken_from), (Some(generation), &None));
@@ -341,7 +356,8 @@ pub(super) fn an_owner_that_comes_back_and_its_peer_do_not_both_get_the_image(la
         at(point, move || take_over(&taken, generation, false).map(drop));
         let late = open_place(place.clone(), &dirty()).err();
         nothing_more();
-        let changed = matches!(late, Some(BackendError::Locked { .. } | BackendError::Fenced { .. }));
+        let changed =
+            matches!(late, Some(BackendError::Locked { .. } | BackendError::Fenced { .. }));
         assert!(changed, "{point:?}: {late:?}");
         let opened = open_place(place.clone(), &by_peer(generation));
         close(opened.unwrap_or_else(|e| panic!("{point:?}: {e}")).0, true);
@@ -352,7 +368,8 @@ pub(super) fn an_owner_in_sync_comes_back_alone_only_on_the_same_boot(lab: &Lab)
     let place = place(lab, "sync-restart");
     let (backend, _) = in_sync(&place);
     drop(backend);
-    let (mut backend, generation, continuity) = open_place(place.clone(), &dirty()).expect("the same boot");
+    let (mut backend, generation, continuity) =
+        open_place(place.clone(), &dirty()).expect("the same boot");
     assert!(!continuity.overwritten, "{}", continuity.reason);
     assert_eq!(record(&place).peer, None);
     assert_eq!(set_peer(&mut backend, Some(other_as_peer())), Ok(()));
@@ -380,7 +397,8 @@ pub(super) fn the_former_owners_redo_is_looked_at_when_it_is_fenced(lab: &Lab) {
     let (mut old, generation, _) = open_place(place.clone(), &grouped(options())).expect("opened");
     let commit = |backend: &mut RbdBackend, sequence| {
         let age = Duration::from_millis(1);
-        let commit = Transfer::RedoCommit { first: 1, group: sequence / 10, frames: 0, sequence, age };
+        let commit =
+            Transfer::RedoCommit { first: 1, group: sequence / 10, frames: 0, sequence, age };
         // SAFETY: it names no memory.
         unsafe { backend.submit(1, commit) };
         outcome(backend)

@@ -74,7 +74,10 @@ pub(super) fn a_rollback_that_is_cut_short_is_told_and_finished(lab: &Lab) {
         for options in [knows(known), OpenOptions { read_only: true, ..knows(known) }] {
             let refused = open_place(place.clone(), &options).err().expect("it is not served");
             assert!(matches!(refused, BackendError::HalfRolledBack { .. }), "{refused}");
-            assert!(refused.to_string().contains("tidepool volume snap rollback NAME then"), "{refused}");
+            assert!(
+                refused.to_string().contains("tidepool volume snap rollback NAME then"),
+                "{refused}"
+            );
         }
         let refused = open_place(place.clone(), &other()).err();
         assert!(matches!(refused, Some(BackendError::Owned { .. })), "{refused:?}");
@@ -114,8 +117,12 @@ pub(super) fn a_rollback_that_cannot_be_leaves_everything_as_it_was(lab: &Lab) {
     let place = large_place(lab, "not-rolled-back");
     let known = changed_since_snapshot(&place);
     let before = lab.rbd_checksum("not-rolled-back").expect("a checksum");
-    let missing = open_place(place.clone(), &back_to("never", known)).err().expect("no such snapshot");
-    assert!(missing.to_string().contains("no such snapshot; see what there is: rbd snap ls"), "{missing}");
+    let missing =
+        open_place(place.clone(), &back_to("never", known)).err().expect("no such snapshot");
+    assert!(
+        missing.to_string().contains("no such snapshot; see what there is: rbd snap ls"),
+        "{missing}"
+    );
     let lacking = OpenOptions { dirty: true, ..back_to("then", known) };
     let refused = open_place(place.clone(), &lacking).err();
     assert!(matches!(refused, Some(BackendError::Unsupported { .. })), "{refused:?}");
@@ -125,7 +132,8 @@ pub(super) fn a_rollback_that_cannot_be_leaves_everything_as_it_was(lab: &Lab) {
     assert_eq!(record(&place).rollback, None);
     assert_eq!(lab.rbd_checksum("not-rolled-back").expect("a checksum"), before);
     let knows = OpenOptions { generation: Some(known), ..dirty() };
-    let (backend, _, continuity) = open_place(place.clone(), &knows).expect("dirty data is not given up");
+    let (backend, _, continuity) =
+        open_place(place.clone(), &knows).expect("dirty data is not given up");
     assert!(!continuity.overwritten, "{}", continuity.reason);
     close(backend, true);
 }
@@ -139,10 +147,12 @@ pub(super) fn an_object_that_a_cut_rollback_has_hidden_does_not_come_back(lab: &
     killed_at(Point::Marked, move || open_place(cut, &back_to("then", known)).err());
     let site = place.connect().expect("a client");
     let image = site.open(Access::Read).expect("opened");
-    let (id, number) = (image.facts().expect("facts").id, image.snapshot_id("then").expect("a number"));
+    let (id, number) =
+        (image.facts().expect("facts").id, image.snapshot_id("then").expect("a number"));
     let map = lab.dir().join("map");
     let path = map.to_str().expect("a path");
-    lab.rados(&["get", &format!("rbd_object_map.{id}.{number:016x}"), path]).expect("the snapshot's map");
+    lab.rados(&["get", &format!("rbd_object_map.{id}.{number:016x}"), path])
+        .expect("the snapshot's map");
     lab.rados(&["put", &format!("rbd_object_map.{id}"), path]).expect("the image's map");
     drop(image);
     let (mut backend, generation, _) =
@@ -154,7 +164,10 @@ pub(super) fn an_object_that_a_cut_rollback_has_hidden_does_not_come_back(lab: &
     let export = lab.dir().join("hidden");
     lab.rbd_export("hidden", &export).expect("an export");
     let content = std::fs::read(&export).expect("the export");
-    assert!(content[8 << 20..][..8192].iter().all(|&byte| byte == 0), "an object from after the snapshot");
+    assert!(
+        content[8 << 20..][..8192].iter().all(|&byte| byte == 0),
+        "an object from after the snapshot"
+    );
     assert!(content[(8 << 20) + 8192..][..4096].iter().all(|&byte| byte == 6));
 }
 
@@ -163,7 +176,8 @@ pub(super) fn a_rollback_brings_the_size_back_and_works_without_a_guard(lab: &La
     lab.rbd(&["feature", "enable", "resized-back", "journaling"]).expect("a feature");
     let known = changed_since_snapshot(&place);
     let (mut backend, known, _) =
-        open_place(place.clone(), &OpenOptions { generation: Some(known), ..options() }).expect("opened");
+        open_place(place.clone(), &OpenOptions { generation: Some(known), ..options() })
+            .expect("opened");
     // SAFETY: a resize names no memory.
     unsafe { backend.submit(1, Transfer::Resize { size_bytes: 20 << 20 }) };
     let mut resized = false;
@@ -173,7 +187,8 @@ pub(super) fn a_rollback_brings_the_size_back_and_works_without_a_guard(lab: &La
     }
     assert_eq!(backend.size_bytes(), 20 << 20);
     close(backend, false);
-    let (mut backend, ..) = open_place(place.clone(), &back_to("then", known)).expect("rolled back");
+    let (mut backend, ..) =
+        open_place(place.clone(), &back_to("then", known)).expect("rolled back");
     assert_eq!(backend.size_bytes(), 16 << 20);
     assert!(is_then(lab, "resized-back"));
     assert_eq!(write(&mut backend, 5), (Ok(()), false));

@@ -3,8 +3,8 @@
 mod snapshots;
 
 pub use snapshots::{
-    ChangeSnapshot, ChangedSnapshot, RollBack, RolledBack, Snapshot, SnapshotAction, SnapshotReport,
-    TakeSnapshot,
+    ChangeSnapshot, ChangedSnapshot, RollBack, RolledBack, Snapshot, SnapshotAction,
+    SnapshotReport, TakeSnapshot,
 };
 
 use crate::door::VolumeSocket;
@@ -160,7 +160,8 @@ pub struct VolumeReport {
     /// The owner, where this is the copy of another host's volume and that host is connected.
     #[serde(default)]
     pub followed: Option<Followed>,
-    /// For a clone: the volume through which it reads what it has from its parent, so that all clones share what is cached.
+    /// For a clone: the volume through which it reads what it has from its parent, so that all
+    /// clones share what is cached.
     #[serde(default)]
     pub parent: Option<String>,
     /// Who serves the volume.
@@ -169,7 +170,8 @@ pub struct VolumeReport {
     pub counters: BTreeMap<String, serde_json::Number>,
 }
 
-/// What the cache holds of a volume, and how its clients are served. In JSON these stand among the fields of the [`VolumeReport`].
+/// What the cache holds of a volume, and how its clients are served. In JSON these stand among the
+/// fields of the [`VolumeReport`].
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct VolumeNumbers {
     /// Bytes of data not yet in the backend.
@@ -264,7 +266,8 @@ pub struct Latency {
 /// Who serves a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
-    /// Name of the host; `unknown` for the copy of another host's volume while that host is not connected.
+    /// Name of the host; `unknown` for the copy of another host's volume while that host is not
+    /// connected.
     pub host: String,
     /// Generation of the ownership; 0 where none is taken.
     pub generation: u64,
@@ -328,7 +331,8 @@ pub struct ResizeVolume {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TakeVolume {
-    /// Also where this host was restarted since the copy counted: the newest of what was not flushed may be lost.
+    /// Also where this host was restarted since the copy counted: the newest of what was not
+    /// flushed may be lost.
     #[serde(default)]
     pub accept_loss: bool,
 }
@@ -343,8 +347,8 @@ pub struct HandOver {
     /// Clients that are connected lose the connection.
     #[serde(default)]
     pub disconnect: bool,
-    /// Only when a client writes there, as that of a guest does that has moved; until then it is served here, and clients are let in
-    /// there. The host need not hold a copy.
+    /// Only when a client writes there, as that of a guest does that has moved; until then it is
+    /// served here, and clients are let in there. The host need not hold a copy.
     #[serde(default)]
     pub live: bool,
     /// What was begun with `live` is given up.
@@ -368,7 +372,8 @@ pub struct HandedOver {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FailOver {
-    /// The volumes; without any, all of which there is a copy here and whose ownership record names the fenced host.
+    /// The volumes; without any, all of which there is a copy here and whose ownership record names
+    /// the fenced host.
     #[serde(default)]
     pub volumes: Vec<String>,
     /// The host that is known to be off, or cut off from the storage for good.
@@ -463,7 +468,8 @@ pub enum Freed {
         /// See above.
         exact: bool,
     },
-    /// It could not be reached, for this reason. Its record says that its newest data is here, until somebody frees it.
+    /// It could not be reached, for this reason. Its record says that its newest data is here,
+    /// until somebody frees it.
     OutOfReach(String),
     /// Its record says that the copy on this host counts.
     CopyCounts(String),
@@ -477,9 +483,13 @@ impl Freed {
     /// What it means for an image, and what to do, as one line.
     pub fn text(&self, image: &str) -> String {
         match self {
-            Freed::Free { exact: true } => format!("{image} is free, as one state that the volume once had"),
+            Freed::Free { exact: true } => {
+                format!("{image} is free, as one state that the volume once had")
+            }
             Freed::Free { exact: false } => {
-                format!("{image} is free; it is no state that the volume ever had: check what is on it")
+                format!(
+                    "{image} is free; it is no state that the volume ever had: check what is on it"
+                )
             }
             Freed::OutOfReach(why) => format!(
                 "{image} could not be freed ({why}); should it come back: tidepool recover {image} --accept-loss"
@@ -509,8 +519,14 @@ mod tests {
 
     /// A volume of which each field has a value of its own.
     fn report() -> VolumeReport {
-        let latency =
-            |count: u64| Latency { count, mean_us: 1.5, p50_us: 2.0, p99_us: 3.0, p999_us: 4.0, max_us: 5.0 };
+        let latency = |count: u64| Latency {
+            count,
+            mean_us: 1.5,
+            p50_us: 2.0,
+            p99_us: 3.0,
+            p999_us: 4.0,
+            max_us: 5.0,
+        };
         VolumeReport {
             name: "vm1".into(),
             backend: "file:/a".into(),
@@ -523,7 +539,12 @@ mod tests {
             error: Some("slow".into()),
             notes: vec!["a note".into()],
             socket: Some("/s".into()),
-            exposure: Exposure { seconds: 2.5, bytes: 2, accepted_seconds: Some(5.0), exceeded: false },
+            exposure: Exposure {
+                seconds: 2.5,
+                bytes: 2,
+                accepted_seconds: Some(5.0),
+                exceeded: false,
+            },
             numbers: VolumeNumbers {
                 dirty_bytes: 3,
                 dirty_zero_bytes: 4,
@@ -566,14 +587,26 @@ mod tests {
     fn what_an_older_daemon_does_not_say_is_nothing() {
         let mut said: serde_json::Value = serde_json::from_str(REPORT).expect("JSON");
         let fields = said.as_object_mut().expect("an object");
-        let later =
-            ["backend_state", "notes", "socket", "dirty_zero_bytes", "drain_writes_in_flight", "replication"];
+        let later = [
+            "backend_state",
+            "notes",
+            "socket",
+            "dirty_zero_bytes",
+            "drain_writes_in_flight",
+            "replication",
+        ];
         for field in later.into_iter().chain(["followed", "parent"]) {
             fields.remove(field).expect("it is there");
         }
         let read: VolumeReport = serde_json::from_value(said).expect("a report");
-        assert_eq!((read.dirty_zero_bytes, read.drain_writes_in_flight, read.dirty_bytes), (0, 0, 3));
-        assert_eq!((read.backend_state, read.notes.len(), read.replication), (BackendState::Ok, 0, None));
+        assert_eq!(
+            (read.dirty_zero_bytes, read.drain_writes_in_flight, read.dirty_bytes),
+            (0, 0, 3)
+        );
+        assert_eq!(
+            (read.backend_state, read.notes.len(), read.replication),
+            (BackendState::Ok, 0, None)
+        );
         let without = REPORT.replacen("\"dirty_bytes\":3,", "", 1);
         let error = serde_json::from_str::<VolumeReport>(&without).expect_err("a field is missing");
         assert!(error.to_string().contains("missing field `dirty_bytes`"), "{error}");

@@ -11,7 +11,8 @@ pub struct TakeSnapshot {
     pub snapshot: String,
 }
 
-/// A snapshot that has been taken: the volume with everything that was acknowledged before it was asked for.
+/// A snapshot that has been taken: the volume with everything that was acknowledged before it was
+/// asked for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// The volume.

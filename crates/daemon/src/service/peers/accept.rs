@@ -1,4 +1,5 @@
-//! An owner of a volume introduces itself here, and has what it wants if the ownership record names it.
+//! An owner of a volume introduces itself here, and has what it wants if the ownership record names
+//! it.
 
 use super::claim::{Refusal, Said, Wish, look};
 use super::identity::Role;
@@ -22,9 +23,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-/// Introductions of one host that are looked at at once: each may keep a thread that waits for the cluster.
+/// Introductions of one host that are looked at at once: each may keep a thread that waits for the
+/// cluster.
 const LOOKED_AT_MAX: usize = 4;
-/// Introductions of one host that wait, or are looked at: one for each volume, when it has been away, and as many again.
+/// Introductions of one host that wait, or are looked at: one for each volume, when it has been
+/// away, and as many again.
 const INTRODUCTIONS_MAX: usize = 2 * VOLUMES_MAX;
 /// Reasons that are remembered, so that the log has each once while a host tries again and again.
 const REASONS_MAX: usize = 256;
@@ -73,7 +76,9 @@ impl Listener {
 
     async fn accept(&self) -> std::io::Result<Accepted> {
         match self {
-            Listener::Unix(listener) => listener.accept().await.map(|(stream, _)| Accepted::Unix(stream)),
+            Listener::Unix(listener) => {
+                listener.accept().await.map(|(stream, _)| Accepted::Unix(stream))
+            }
             Listener::Tcp(listener, certificates) => {
                 let (stream, from) = listener.accept().await?;
                 Ok(Accepted::Tcp(stream, from, certificates.clone()))
@@ -231,12 +236,17 @@ pub(in crate::service) async fn accept(listener: Listener, volumes: Arc<Volumes>
     }
 }
 
-async fn introduced(accepted: Accepted, reception: &Reception, number: u64) -> Result<(), PeerError> {
+async fn introduced(
+    accepted: Accepted,
+    reception: &Reception,
+    number: u64,
+) -> Result<(), PeerError> {
     let volumes = &reception.volumes;
     let limits = *volumes.limits();
     let from = accepted.from();
     let secured = || reception.strangers.secure(number);
-    let heard = timeout(Duration::from_nanos(limits.hello_ns), hear(accepted, limits, secured)).await;
+    let heard =
+        timeout(Duration::from_nanos(limits.hello_ns), hear(accepted, limits, secured)).await;
     reception.strangers.remove(number);
     let (mut stream, heard) = heard.map_err(|_| PeerError::Silent)??;
     let said = match heard {
@@ -284,7 +294,8 @@ async fn introduced(accepted: Accepted, reception: &Reception, number: u64) -> R
         Err(Refusal { told, why }) => return stream.refuse_with(&told, &why).await,
     };
     let Said { host, name, .. } = said;
-    let hello = Hello { socket: stream.into_socket()?, host: host.clone(), me, my_host, record, spec };
+    let hello =
+        Hello { socket: stream.into_socket()?, host: host.clone(), me, my_host, record, spec };
     let welcome = shard.welcome(hello).await;
     welcome.map_err(|error| PeerError::Refused(format!("volume {name} of {host}: {error}")))?;
     volumes.look_again(&name);
@@ -363,7 +374,10 @@ async fn expect(
     match looked {
         Ok(arriving) => {
             stream.send(&Message::Expecting { cache: me.cache }).await?;
-            info!("volume {}: {} is about to hand it over; its clients are let in", said.name, said.host);
+            info!(
+                "volume {}: {} is about to hand it over; its clients are let in",
+                said.name, said.host
+            );
             arriving.start(stream);
             Ok(())
         }

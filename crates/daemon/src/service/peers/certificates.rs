@@ -1,4 +1,5 @@
-//! Certificates of the connections between hosts: each side shows one, and looks whether the other's is of the same authority.
+//! Certificates of the connections between hosts: each side shows one, and looks whether the
+//! other's is of the same authority.
 
 use super::identity::{Fingerprint, Identity, fingerprint};
 use crate::config::read_text;
@@ -9,7 +10,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::version::TLS13;
-use rustls::{AlertDescription, CertificateError, ClientConfig, Error, RootCertStore, ServerConfig};
+use rustls::{
+    AlertDescription, CertificateError, ClientConfig, Error, RootCertStore, ServerConfig,
+};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,14 +24,16 @@ const CA: &str = "ca.pem";
 const CERTIFICATE: &str = "cert.pem";
 /// Its private key.
 const KEY: &str = "key.pem";
-/// SHA-256 of the public keys whose certificates are not accepted any more, one in each line; there need not be such a file.
+/// SHA-256 of the public keys whose certificates are not accepted any more, one in each line; there
+/// need not be such a file.
 const REVOKED: &str = "revoked";
 
-/// For how long the certificates are not read again for connections that others make, however many there are.
+/// For how long the certificates are not read again for connections that others make, however many
+/// there are.
 const KEPT: Duration = Duration::from_millis(500);
 
-/// A directory with the certificates of this host. They are read for each connection, so that renewed ones are used without a
-/// restart.
+/// A directory with the certificates of this host. They are read for each connection, so that
+/// renewed ones are used without a restart.
 #[derive(Debug)]
 pub struct Certificates {
     directory: PathBuf,
@@ -81,7 +86,8 @@ impl Certificates {
     /// For connections that this host makes.
     pub(crate) fn client(&self) -> Result<Arc<ClientConfig>, CertificatesError> {
         let Read { authority, chain, key, .. } = self.read()?;
-        let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
+        let builder =
+            ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
         let builder = builder.expect("the provider has it").with_root_certificates(authority);
         let mut config = builder.with_client_auth_cert(chain, key).map_err(|e| self.of_key(&e))?;
         config.resumption = Resumption::disabled();
@@ -103,7 +109,8 @@ impl Certificates {
 
     fn read_server(&self) -> Result<Arc<ServerConfig>, CertificatesError> {
         let Read { verifier, chain, key, .. } = self.read()?;
-        let builder = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
+        let builder =
+            ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
         let builder = builder.expect("the provider has it").with_client_cert_verifier(verifier);
         let mut config = builder.with_single_cert(chain, key).map_err(|e| self.of_key(&e))?;
         // Each connection shows its certificates anew.
@@ -115,7 +122,8 @@ impl Certificates {
     /// Keys whose certificates are not accepted any more, although the authority has made them.
     ///
     /// # Errors
-    /// The list is there and cannot be read whole. What could be read of it counts all the same ([`Certificates::known_revoked`]).
+    /// The list is there and cannot be read whole. What could be read of it counts all the same
+    /// ([`Certificates::known_revoked`]).
     pub(super) fn revoked(&self) -> Result<BTreeSet<Fingerprint>, CertificatesError> {
         let path = self.directory.join(REVOKED);
         let text = match path.symlink_metadata() {
@@ -130,7 +138,8 @@ impl Certificates {
             match line.split_whitespace().next().map(fingerprint) {
                 Some(Some(key)) => drop(revoked.insert(key)),
                 Some(None) => {
-                    let why = format!("{REVOKED}: line {} is no SHA-256 of a public key", number + 1);
+                    let why =
+                        format!("{REVOKED}: line {} is no SHA-256 of a public key", number + 1);
                     wrong.get_or_insert(self.error(why));
                 }
                 None => {}
@@ -176,7 +185,8 @@ impl Certificates {
             authority.add(certificate).map_err(|e| self.error(format!("{CA}: {}", explain(&e))))?;
         }
         let authority = Arc::new(authority);
-        let verifier = WebPkiClientVerifier::builder_with_provider(authority.clone(), provider()).build();
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(authority.clone(), provider()).build();
         let verifier = verifier.map_err(|e| self.error(format!("{CA}: {e}")))?;
         let chain = self.certificates(CERTIFICATE)?;
         let key = PrivateKeyDer::from_pem_slice(self.text(KEY)?.as_bytes());
@@ -188,7 +198,8 @@ impl Certificates {
     fn certificates(&self, file: &str) -> Result<Vec<CertificateDer<'static>>, CertificatesError> {
         let text = self.text(file)?;
         let all = CertificateDer::pem_slice_iter(text.as_bytes()).collect::<Result<Vec<_>, _>>();
-        let found = all.and_then(|all| if all.is_empty() { Err(PemError::NoItemsFound) } else { Ok(all) });
+        let found =
+            all.and_then(|all| if all.is_empty() { Err(PemError::NoItemsFound) } else { Ok(all) });
         found.map_err(|e| self.of_pem(file, "certificate", &e))
     }
 
@@ -205,7 +216,9 @@ impl Certificates {
 
     fn of_key(&self, error: &Error) -> CertificatesError {
         match error {
-            Error::InconsistentKeys(_) => self.error(format!("{KEY} does not belong to {CERTIFICATE}")),
+            Error::InconsistentKeys(_) => {
+                self.error(format!("{KEY} does not belong to {CERTIFICATE}"))
+            }
             error => self.error(format!("{CERTIFICATE} and {KEY}: {}", explain(error))),
         }
     }
@@ -230,7 +243,9 @@ pub(super) fn explain(error: &Error) -> String {
         Error::InvalidCertificate(error) => format!("its certificate: {}", of_certificate(error)),
         Error::NoCertificatesPresented => "it shows no certificate".into(),
         Error::InvalidMessage(_) => "it does not speak TLS".into(),
-        Error::AlertReceived(AlertDescription::ProtocolVersion) => "it does not speak TLS 1.3".into(),
+        Error::AlertReceived(AlertDescription::ProtocolVersion) => {
+            "it does not speak TLS 1.3".into()
+        }
         Error::AlertReceived(alert) => match of_alert(*alert) {
             Some(why) => format!("it refuses the certificate of this host: {why}"),
             None => format!("it refuses: {alert:?}"),
@@ -246,14 +261,19 @@ fn of_certificate(error: &CertificateError) -> String {
         NotValidForNameContext { expected, presented } => {
             // Each is a kind of name with the name in brackets, which may be quoted.
             let name = |text: &String| {
-                text.split(['(', ')', '"']).filter(|part| !part.is_empty()).nth(1).map(str::to_owned)
+                text.split(['(', ')', '"'])
+                    .filter(|part| !part.is_empty())
+                    .nth(1)
+                    .map(str::to_owned)
             };
             let names: Vec<String> = presented.iter().filter_map(name).collect();
             format!("it is not for {} but for {}", expected.to_str(), names.join(", "))
         }
         Expired | ExpiredContext { .. } => "it has expired".into(),
         NotValidYet | NotValidYetContext { .. } => "it is not valid yet".into(),
-        InvalidPurpose | InvalidPurposeContext { .. } => "it is not for both servers and clients".into(),
+        InvalidPurpose | InvalidPurposeContext { .. } => {
+            "it is not for both servers and clients".into()
+        }
         error => error.to_string(),
     }
 }
@@ -261,7 +281,9 @@ fn of_certificate(error: &CertificateError) -> String {
 /// What the other side holds against this host's certificate.
 fn of_alert(alert: AlertDescription) -> Option<&'static str> {
     Some(match alert {
-        AlertDescription::UnknownCA | AlertDescription::DecryptError => "it is not issued by its authority",
+        AlertDescription::UnknownCA | AlertDescription::DecryptError => {
+            "it is not issued by its authority"
+        }
         AlertDescription::CertificateExpired => "it has expired, or is not valid yet",
         AlertDescription::BadCertificate => "it is damaged, or not for the name in the address",
         AlertDescription::UnsupportedCertificate => "it is not for both servers and clients",

@@ -1,4 +1,5 @@
-//! What a host says of itself that calls as the owner of a volume, and whether that is so: its ownership record knows.
+//! What a host says of itself that calls as the owner of a volume, and whether that is so: its
+//! ownership record knows.
 
 use super::images::{as_reached_here, check_place, is_one, is_way_of_this_host};
 use super::{Images, Leaving, record_of};
@@ -76,15 +77,16 @@ impl Said {
         Refusal { told, why }
     }
 
-    /// It is the owner, and is told why that does not do. `backend` is its image as this host reaches it.
+    /// It is the owner, and is told why that does not do. `backend` is its image as this host
+    /// reaches it.
     pub(super) fn refused(&self, backend: &str, why: String) -> Refusal {
         let told = if self.is_local { why.clone() } else { why.replace(backend, &self.image) };
         Refusal { told, why }
     }
 }
 
-/// Asks the ownership record whether what an owner says is true. Returns the record, and the volume as it would be here. `turn` is
-/// given back when no thread looks any more, which may be later.
+/// Asks the ownership record whether what an owner says is true. Returns the record, and the volume
+/// as it would be here. `turn` is given back when no thread looks any more, which may be later.
 pub(super) async fn look(
     said: &Said,
     me: Party,
@@ -155,13 +157,15 @@ impl Named {
         let here = volumes.shard().volumes().await.map_err(|e| e.to_string())?;
         let own = volumes.own_images(&here);
         let wanted = volumes.wanted_images();
-        let images =
-            here.iter().filter_map(|(_, spec, _)| Some((spec.name.clone(), spec.backend.parse().ok()?)));
+        let images = here
+            .iter()
+            .filter_map(|(_, spec, _)| Some((spec.name.clone(), spec.backend.parse().ok()?)));
         let images: Vec<(String, BackendUri)> = images.chain(wanted).collect();
         let listed = volumes.images_of_others().to_vec();
         let uri = if said.is_local { uri } else { as_reached_here(&uri, &own, &listed)? };
         // One image is one volume.
-        if let Some((name, _)) = images.iter().find(|(name, image)| *name != said.name && is_one(image, &uri))
+        if let Some((name, _)) =
+            images.iter().find(|(name, image)| *name != said.name && is_one(image, &uri))
         {
             return Err(format!("{uri} is here as volume {name}"));
         }
@@ -177,7 +181,8 @@ impl Named {
         Ok(Named { uri, own, listed, known, image, is_old })
     }
 
-    /// Reads the ownership record of the image, if the image is where others may name one, and is the one of the volume that is here.
+    /// Reads the ownership record of the image, if the image is where others may name one, and is
+    /// the one of the volume that is here.
     async fn record(
         &self,
         said: &Said,
@@ -192,7 +197,8 @@ impl Named {
                 return Ok(Err(why));
             }
             let same = image.is_none_or(|image| {
-                is_one(&image, uri) || tidepool_backend::identity(&image) == tidepool_backend::identity(uri)
+                is_one(&image, uri)
+                    || tidepool_backend::identity(&image) == tidepool_backend::identity(uri)
             });
             match same {
                 true => tidepool_backend::ownership(uri, None).map(Ok),
@@ -207,16 +213,27 @@ impl Named {
         found.ok_or_else(|| format!("{uri} has no ownership record"))
     }
 
-    /// The image as it is to be written down with the volume. A copy that was begun in another way, and does not count, is forgotten.
-    async fn backend(self, said: &Said, volumes: &Volumes, record: &Record) -> Result<String, String> {
+    /// The image as it is to be written down with the volume. A copy that was begun in another way,
+    /// and does not count, is forgotten.
+    async fn backend(
+        self,
+        said: &Said,
+        volumes: &Volumes,
+        record: &Record,
+    ) -> Result<String, String> {
         let Named { uri, known, is_old, .. } = self;
         Ok(match known {
             // The copy does not count, and begins anew.
-            Some(_) if is_old && !matches!(said.wish, Wish::TakeOver) && record.copies == Copies::Solo => {
+            Some(_)
+                if is_old
+                    && !matches!(said.wish, Wish::TakeOver)
+                    && record.copies == Copies::Solo =>
+            {
                 let forgotten = volumes.forget_old_copy(&said.name, &uri);
-                let forgotten = timeout(Duration::from_nanos(volumes.limits().record_ns), forgotten).await;
                 let forgotten =
-                    forgotten.map_err(|_| format!("the copy of {uri} cannot be forgotten in time"))?;
+                    timeout(Duration::from_nanos(volumes.limits().record_ns), forgotten).await;
+                let forgotten = forgotten
+                    .map_err(|_| format!("the copy of {uri} cannot be forgotten in time"))?;
                 forgotten.map_err(|error| error.to_string())?;
                 uri.to_string()
             }
@@ -241,7 +258,8 @@ fn check_owner(said: &Said, found: &Ownership, record: &Record, image: &str) -> 
             found.host, record.generation
         )
     };
-    let is_named = found.host == said.host || found.peer.as_ref().is_some_and(|peer| peer.host == said.host);
+    let is_named =
+        found.host == said.host || found.peer.as_ref().is_some_and(|peer| peer.host == said.host);
     let told = (is_named && !said.is_local).then(|| why(&said.image));
     Err(Doubt { why: why(image), told })
 }

@@ -35,8 +35,8 @@ impl Caller<'_> {
     }
 }
 
-/// Connects to a peer, which has to be host `to`, and asks it to take over a volume that this host has let go of. Returns when it
-/// serves it.
+/// Connects to a peer, which has to be host `to`, and asks it to take over a volume that this host
+/// has let go of. Returns when it serves it.
 pub(in crate::service) async fn hand_over(
     route: &Route,
     caller: &Caller<'_>,
@@ -57,7 +57,8 @@ pub(in crate::service) async fn hand_over(
     asked.await.map_err(|_| PeerError::Silent)?
 }
 
-/// Asks the owner of a copy whether it needs what host `me` holds of the volume; `None` if it is not behind this route.
+/// Asks the owner of a copy whether it needs what host `me` holds of the volume; `None` if it is
+/// not behind this route.
 pub(in crate::service) async fn is_needed(
     route: &Route,
     of: &Counterpart,
@@ -74,7 +75,8 @@ pub(in crate::service) async fn is_needed(
         stream.send(&Message::Needs { host: &host, name, image: &image }).await?;
         let mut head = Vec::new();
         match stream.receive(&mut head).await? {
-            // The host has another daemon, or its cache was made anew: its answer is not about this copy.
+            // The host has another daemon, or its cache was made anew: its answer is not about this
+            // copy.
             Message::Needed { cache, .. } if cache != of.cache => Ok(None),
             Message::Needed { needed, .. } => Ok(Some(needed)),
             Message::Refused(why) => Err(PeerError::Refused(why.to_owned())),
@@ -115,8 +117,8 @@ impl Leaving {
     }
 }
 
-/// Connects to another host and has it let the clients of a volume in. Returns the connection for what they ask, and the uuid of
-/// the cache there.
+/// Connects to another host and has it let the clients of a volume in. Returns the connection for
+/// what they ask, and the uuid of the cache there.
 pub(in crate::service) async fn offer(
     route: &Route,
     caller: &Caller<'_>,
@@ -150,7 +152,10 @@ pub(in crate::service) async fn offer(
 }
 
 /// Connects to a peer and says hello.
-pub(in crate::service) async fn dial(route: &Route, caller: &Caller<'_>) -> Result<Welcomed, PeerError> {
+pub(in crate::service) async fn dial(
+    route: &Route,
+    caller: &Caller<'_>,
+) -> Result<Welcomed, PeerError> {
     let mut stream = route.connect().await?;
     // It is told which image that is, and how this host reaches it.
     stream.check_any(route.hosts(), Role::HoldsCopies)?;

@@ -10,14 +10,16 @@ use std::sync::{Mutex, PoisonError};
 use uuid::Uuid;
 use webpki::EndEntityCert;
 
-/// Caches of one host that are remembered. A host has one for each of its daemons, and another one after it was made anew.
+/// Caches of one host that are remembered. A host has one for each of its daemons, and another one
+/// after it was made anew.
 const CACHES_OF_HOST_MAX: usize = 64;
 
-/// SHA-256 of a certificate's public key (SubjectPublicKeyInfo in DER). The whole certificate would not do: its signature can be written
-/// in two ways, and both are valid.
+/// SHA-256 of a certificate's public key (SubjectPublicKeyInfo in DER). The whole certificate would
+/// not do: its signature can be written in two ways, and both are valid.
 pub type Fingerprint = [u8; 32];
 
-/// Reads a fingerprint: 64 hexadecimal digits, with or without colons between them; `None` if it is none.
+/// Reads a fingerprint: 64 hexadecimal digits, with or without colons between them; `None` if it is
+/// none.
 pub fn fingerprint(text: &str) -> Option<Fingerprint> {
     let digits: Vec<u8> = text.bytes().filter(|&byte| byte != b':').collect();
     let mut bytes = [0; 32];
@@ -34,7 +36,8 @@ pub fn fingerprint(text: &str) -> Option<Fingerprint> {
 /// A host as its certificate has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// The DNS names of the certificate's subject alternative name, without those that stand for several hosts.
+    /// The DNS names of the certificate's subject alternative name, without those that stand for
+    /// several hosts.
     names: Vec<String>,
     key: Fingerprint,
 }
@@ -149,12 +152,13 @@ impl FromStr for Allowed {
     }
 }
 
-/// The hosts that may do something here; all of the authority, where none is named. And which cache is whose, as far as it was proved
-/// since the daemon has started.
+/// The hosts that may do something here; all of the authority, where none is named. And which cache
+/// is whose, as far as it was proved since the daemon has started.
 #[derive(Debug, Default)]
 pub struct Hosts {
     allowed: BTreeMap<String, Vec<Role>>,
-    /// The caches of each host. One cache may be proved for two hosts: one host under two names, or one that has forged a record.
+    /// The caches of each host. One cache may be proved for two hosts: one host under two names, or
+    /// one that has forged a record.
     caches: Mutex<BTreeMap<String, BTreeSet<u128>>>,
 }
 
@@ -190,12 +194,17 @@ impl Hosts {
         }
     }
 
-    /// Looks whether a host may hold copies with the cache that it says is its own: that stands in the ownership record then. `owner` is
-    /// the cache that the volume is in.
+    /// Looks whether a host may hold copies with the cache that it says is its own: that stands in
+    /// the ownership record then. `owner` is the cache that the volume is in.
     ///
     /// # Errors
     /// It is no cache, or another host's.
-    pub(super) fn check_cache(&self, host: &str, cache: u128, owner: u128) -> Result<(), NotItsCache> {
+    pub(super) fn check_cache(
+        &self,
+        host: &str,
+        cache: u128,
+        owner: u128,
+    ) -> Result<(), NotItsCache> {
         let not_its = |whose: String| {
             let (host, cache) = (host.to_owned(), Uuid::from_u128(cache));
             Err(NotItsCache { host, cache, whose })
@@ -281,7 +290,8 @@ mod tests {
     fn a_host_holds_copies_with_no_cache_that_is_anothers() {
         const OWNER: u128 = 1;
         let hosts = Hosts::default();
-        let whose = |host: &str, cache| hosts.check_cache(host, cache, OWNER).map_err(|not| not.whose);
+        let whose =
+            |host: &str, cache| hosts.check_cache(host, cache, OWNER).map_err(|not| not.whose);
         assert_eq!(whose("h2", 0), Err("no cache's".into()));
         assert_eq!(whose("h2", OWNER), Err("that of the volume's owner".into()));
         assert_eq!(whose("h2", 2), Ok(()), "nothing is known of it");
@@ -294,7 +304,11 @@ mod tests {
         assert_eq!(whose("h4", 3), Err("that of host h2".into()));
         (100..200).for_each(|cache| hosts.has_cache("h5", cache));
         hosts.has_cache("h6", 300);
-        assert_eq!(whose("h2", 300), Err("that of host h6".into()), "one host takes no room of another one");
+        assert_eq!(
+            whose("h2", 300),
+            Err("that of host h6".into()),
+            "one host takes no room of another one"
+        );
     }
 
     #[test]
@@ -305,7 +319,9 @@ mod tests {
         for text in [&plain, colons.trim_end_matches(':')] {
             assert_eq!(fingerprint(text).expect("one").to_vec(), wanted);
         }
-        for text in ["", "00ff", &format!("{plain}0"), &plain.replace('f', "g"), &plain.replace('f', "é")] {
+        for text in
+            ["", "00ff", &format!("{plain}0"), &plain.replace('f', "g"), &plain.replace('f', "é")]
+        {
             assert_eq!(fingerprint(text), None, "{text}");
         }
     }

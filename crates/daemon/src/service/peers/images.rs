@@ -1,13 +1,14 @@
-//! Which images another host may name, and how this host reaches them. What the other host has said of a way there (a configuration
-//! file, a user of the cluster) is not used: it would have this host open what the other one likes, with the rights of this one.
+//! Which images another host may name, and how this host reaches them. What the other host has said
+//! of a way there (a configuration file, a user of the cluster) is not used: it would have this
+//! host open what the other one likes, with the rights of this one.
 
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 use tidepool_backend::BackendUri;
 
-/// Images that other hosts may name: `rbd:POOL[/NAMESPACE][?conf=PATH&id=NAME]`, with what this host takes to reach them, or
-/// `file:DIRECTORY`, for those in a directory that both hosts see.
+/// Images that other hosts may name: `rbd:POOL[/NAMESPACE][?conf=PATH&id=NAME]`, with what this
+/// host takes to reach them, or `file:DIRECTORY`, for those in a directory that both hosts see.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Images {
     /// Those of a pool.
@@ -29,12 +30,18 @@ impl FromStr for Images {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Images, String> {
-        let form = || format!("\"{text}\" names no images: write rbd:POOL[/NAMESPACE] or file:DIRECTORY");
+        let form =
+            || format!("\"{text}\" names no images: write rbd:POOL[/NAMESPACE] or file:DIRECTORY");
         if let Some(directory) = text.strip_prefix("file:") {
             let directory = PathBuf::from(directory);
-            return if is_plain(&directory) { Ok(Images::Directory(directory)) } else { Err(form()) };
+            return if is_plain(&directory) {
+                Ok(Images::Directory(directory))
+            } else {
+                Err(form())
+            };
         }
-        let (path, query) = text.split_once('?').map_or((text, None), |(path, query)| (path, Some(query)));
+        let (path, query) =
+            text.split_once('?').map_or((text, None), |(path, query)| (path, Some(query)));
         let query = query.map(|query| format!("?{query}")).unwrap_or_default();
         match format!("{path}/image{query}").parse() {
             Ok(BackendUri::Rbd { pool, namespace, image, snapshot: None, conf, id })
@@ -53,7 +60,14 @@ impl fmt::Display for Images {
             Images::Pool { pool, namespace, .. } => {
                 // As a URI has them.
                 let (pool, namespace, image) = (pool.clone(), namespace.clone(), "image".into());
-                let uri = BackendUri::Rbd { pool, namespace, image, snapshot: None, conf: None, id: None };
+                let uri = BackendUri::Rbd {
+                    pool,
+                    namespace,
+                    image,
+                    snapshot: None,
+                    conf: None,
+                    id: None,
+                };
                 f.write_str(uri.to_string().strip_suffix("/image").unwrap_or_default())
             }
             Images::Directory(directory) => write!(f, "file:{}", directory.display()),
@@ -67,9 +81,11 @@ fn is_plain(path: &Path) -> bool {
         && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
 }
 
-/// An image that another host has named, as this host reaches it. `own` are the images of volumes that this host knows; `listed` those
-/// that other hosts may name besides. Where none is listed, that is every pool that this host can reach in the way that it takes to
-/// images of its own volumes there, or else by default. Of a file [`check_place`] has to be asked, too, since that may block.
+/// An image that another host has named, as this host reaches it. `own` are the images of volumes
+/// that this host knows; `listed` those that other hosts may name besides. Where none is listed,
+/// that is every pool that this host can reach in the way that it takes to images of its own
+/// volumes there, or else by default. Of a file [`check_place`] has to be asked, too, since that
+/// may block.
 ///
 /// # Errors
 /// The other host may not name it. In one line.
@@ -88,7 +104,9 @@ pub fn as_reached_here(
                 Images::Directory(_) => None,
             });
             let known = own.iter().filter(|_| listed.is_empty()).filter_map(|own| match own {
-                BackendUri::Rbd { pool, namespace, conf, id, .. } => Some((pool, namespace, conf, id)),
+                BackendUri::Rbd { pool, namespace, conf, id, .. } => {
+                    Some((pool, namespace, conf, id))
+                }
                 _ => None,
             });
             let way = ways.chain(known).find(|way| (way.0, way.1) == (pool, namespace));
@@ -97,7 +115,10 @@ pub fn as_reached_here(
                 None if listed.is_empty() => (None, None),
                 None => {
                     let (pool, namespace) = (pool.clone(), namespace.clone());
-                    return Err(denied(said, &Images::Pool { pool, namespace, conf: None, id: None }));
+                    return Err(denied(
+                        said,
+                        &Images::Pool { pool, namespace, conf: None, id: None },
+                    ));
                 }
             };
             let (pool, namespace, image) = (pool.clone(), namespace.clone(), image.clone());
@@ -115,8 +136,8 @@ pub fn as_reached_here(
     }
 }
 
-/// Whether this host takes the way to an image that was written down with a copy. Earlier releases have written down what the other
-/// host had said. Of a file [`check_place`] has to be asked, too.
+/// Whether this host takes the way to an image that was written down with a copy. Earlier releases
+/// have written down what the other host had said. Of a file [`check_place`] has to be asked, too.
 pub(in crate::service) fn is_way_of_this_host(
     recorded: &BackendUri,
     own: &[BackendUri],
@@ -170,7 +191,9 @@ pub fn check_place(uri: &BackendUri, own: &[BackendUri], listed: &[Images]) -> R
     }
     let directory = path.parent().and_then(|directory| directory.canonicalize().ok());
     let is_below = |listed: &PathBuf| {
-        listed.canonicalize().is_ok_and(|listed| directory.as_ref().is_some_and(|d| d.starts_with(listed)))
+        listed
+            .canonicalize()
+            .is_ok_and(|listed| directory.as_ref().is_some_and(|d| d.starts_with(listed)))
     };
     let is_link = path.symlink_metadata().is_ok_and(|found| found.is_symlink());
     match directories(listed).any(is_below) && !is_link {
@@ -207,7 +230,8 @@ mod tests {
 
     fn reached(said: &str, own: &[&str], listed: &[&str]) -> Result<String, String> {
         let own: Vec<BackendUri> = own.iter().map(|uri| uri.parse().expect("a URI")).collect();
-        let listed: Vec<Images> = listed.iter().map(|images| images.parse().expect("images")).collect();
+        let listed: Vec<Images> =
+            listed.iter().map(|images| images.parse().expect("images")).collect();
         let uri = as_reached_here(&said.parse().expect("a URI"), &own, &listed)?;
         check_place(&uri, &own, &listed).map(|()| uri.to_string())
     }
@@ -221,11 +245,18 @@ mod tests {
             (&["rbd:vms/vm2?id=ours"], &[], "rbd:vms/vm1?id=ours"),
             (&["rbd:vms/ns/vm2?id=ours", "rbd:vms/vm1@snap?id=snap"], &["rbd:vms"], "rbd:vms/vm1"),
             (&["rbd:vms/vm2?id=ours"], &["rbd:vms?id=h2"], "rbd:vms/vm1?id=h2"),
-            (&[], &["rbd:other", "rbd:vms?conf=/etc/ceph/b.conf"], "rbd:vms/vm1?conf=/etc/ceph/b.conf"),
+            (
+                &[],
+                &["rbd:other", "rbd:vms?conf=/etc/ceph/b.conf"],
+                "rbd:vms/vm1?conf=/etc/ceph/b.conf",
+            ),
         ] {
             assert_eq!(reached(said, own, listed).as_deref(), Ok(wanted));
         }
-        assert_eq!(reached("rbd:vms/ns/vm1?id=x", &[], &["rbd:vms/ns"]).as_deref(), Ok("rbd:vms/ns/vm1"));
+        assert_eq!(
+            reached("rbd:vms/ns/vm1?id=x", &[], &["rbd:vms/ns"]).as_deref(),
+            Ok("rbd:vms/ns/vm1")
+        );
     }
 
     #[test]
@@ -268,7 +299,9 @@ mod tests {
         assert!(of("images/below/vm").is_ok());
         let gated = format!("file:{}?gate=/tmp/x&emulate=hdd", at("images/vm"));
         assert_eq!(reached(&gated, &[], &listed), of("images/vm"), "neither is a gate");
-        for name in ["images/../elsewhere/vm", "images/out/vm", "images/link", "images-too/vm", "vm"] {
+        for name in
+            ["images/../elsewhere/vm", "images/out/vm", "images/link", "images-too/vm", "vm"]
+        {
             assert!(of(name).is_err(), "{name}");
         }
     }
@@ -296,13 +329,19 @@ mod tests {
             ("nbd://evil.example/x", &[], &["rbd:vms"], false),
         ] {
             let own: Vec<BackendUri> = own.iter().map(|uri| uri.parse().expect("a URI")).collect();
-            let all: Vec<Images> = listed.iter().map(|images| images.parse().expect("images")).collect();
+            let all: Vec<Images> =
+                listed.iter().map(|images| images.parse().expect("images")).collect();
             let uri: BackendUri = recorded.parse().expect("a URI");
-            assert_eq!(is_way_of_this_host(&uri, &own, &all), taken, "{recorded} {own:?} {listed:?}");
+            assert_eq!(
+                is_way_of_this_host(&uri, &own, &all),
+                taken,
+                "{recorded} {own:?} {listed:?}"
+            );
             // What is told to do does it.
             let told = not_taken(&uri);
             if matches!(&uri, BackendUri::Rbd { snapshot: None, .. }) {
-                let option = told.split("--peer-images ").nth(1).and_then(|rest| rest.split(')').next());
+                let option =
+                    told.split("--peer-images ").nth(1).and_then(|rest| rest.split(')').next());
                 let option: Images = option.expect("an option").parse().expect("images");
                 assert!(is_way_of_this_host(&uri, &[], &[option]), "{told}");
             }
@@ -311,9 +350,16 @@ mod tests {
 
     #[test]
     fn what_names_no_images_is_refused() {
-        for text in
-            ["", "rbd:", "rbd:a/b/c", "rbd:a@s", "file:relative", "file:/a/../b", "nbd://h/x", "rbd:a?x=1"]
-        {
+        for text in [
+            "",
+            "rbd:",
+            "rbd:a/b/c",
+            "rbd:a@s",
+            "file:relative",
+            "file:/a/../b",
+            "nbd://h/x",
+            "rbd:a?x=1",
+        ] {
             assert!(text.parse::<Images>().is_err(), "{text}");
         }
         assert_eq!("rbd:a/b?id=x".parse::<Images>().expect("images").to_string(), "rbd:a/b");

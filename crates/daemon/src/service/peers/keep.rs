@@ -33,8 +33,9 @@ pub struct Replicated {
 }
 
 impl Replicated {
-    /// Has the core keep a second copy of the volume, as long as there is a peer. Returns when the volume is served no more;
-    /// whether it is another host's now, and its backend is to be taken away.
+    /// Has the core keep a second copy of the volume, as long as there is a peer. Returns when the
+    /// volume is served no more; whether it is another host's now, and its backend is to be taken
+    /// away.
     pub(in crate::service) async fn keep(self, shard: &ShardHandle, wanted: Arc<Notify>) -> bool {
         let mut said = Vec::new();
         loop {
@@ -75,7 +76,8 @@ impl Replicated {
     }
 
     async fn try_one(&self, shard: &ShardHandle, route: &Route) -> Result<bool, PeerError> {
-        let caller = Caller { record: &self.record, host: &self.host, name: &self.name, image: &self.image };
+        let caller =
+            Caller { record: &self.record, host: &self.host, name: &self.name, image: &self.image };
         let Welcomed { stream, party, host, room, .. } = dial(route, &caller).await?;
         // A host that says so is of no use: the next one is asked.
         let checked = route.hosts().check_cache(&host, party.cache, self.record.owner.cache);

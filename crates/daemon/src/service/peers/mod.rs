@@ -1,5 +1,5 @@
-//! Peers: the hosts that hold the second copies (RFC 9). Connections are made and introduced here; their records then go
-//! through the reactor.
+//! Peers: the hosts that hold the second copies (RFC 9). Connections are made and introduced here;
+//! their records then go through the reactor.
 //!
 //! | file | what it is about |
 //! |---|---|
@@ -77,7 +77,9 @@ pub enum PeerAddressError {
     )]
     Form(String),
     /// Everybody on the way could read and change what is sent.
-    #[error("tcp://{0} is not encrypted, and not within this host: write tls://{0}, with certificates")]
+    #[error(
+        "tcp://{0} is not encrypted, and not within this host: write tls://{0}, with certificates"
+    )]
     Plain(SocketAddr),
     /// The path does not fit into an address.
     #[error("the path of a socket is absolute and has at most {SOCKET_PATH_BYTES_MAX} bytes: {}", .0.display())]
@@ -91,7 +93,11 @@ impl FromStr for PeerAddress {
         if let Some(path) = text.strip_prefix("unix:") {
             let path = PathBuf::from(path);
             let fits = path.is_absolute() && path.as_os_str().len() <= SOCKET_PATH_BYTES_MAX;
-            return if fits { Ok(PeerAddress::Unix(path)) } else { Err(PeerAddressError::Path(path)) };
+            return if fits {
+                Ok(PeerAddress::Unix(path))
+            } else {
+                Err(PeerAddressError::Path(path))
+            };
         }
         let form = || PeerAddressError::Form(text.to_owned());
         if let Some(rest) = text.strip_prefix("tls://") {

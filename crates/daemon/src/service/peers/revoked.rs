@@ -11,7 +11,8 @@ use tracing::warn;
 /// How often it is looked which certificates are revoked.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Has the connections end whose other host has shown a certificate that is revoked meanwhile; until the future is dropped.
+/// Has the connections end whose other host has shown a certificate that is revoked meanwhile;
+/// until the future is dropped.
 pub(in crate::service) async fn watch(certificates: Arc<Certificates>, shard: ShardHandle) {
     let mut said = String::new();
     loop {

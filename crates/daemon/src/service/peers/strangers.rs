@@ -1,4 +1,5 @@
-//! Connections of which nobody knows yet whose they are: how many there may be, and which of them have to go.
+//! Connections of which nobody knows yet whose they are: how many there may be, and which of them
+//! have to go.
 
 use super::HOSTS_MAX;
 use std::collections::BTreeMap;
@@ -6,14 +7,17 @@ use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::task::AbortHandle;
 
-/// Connections at once of which nobody knows whose they are, and as many again from addresses of hosts that have introduced themselves.
+/// Connections at once of which nobody knows whose they are, and as many again from addresses of
+/// hosts that have introduced themselves.
 const STRANGERS_MAX: usize = 64;
 /// Addresses of one host that are remembered.
 const ADDRESSES_OF_HOST_MAX: usize = 4;
 
-/// Connections of which nobody knows whose they are. Those from addresses of hosts that have introduced themselves have places of their
-/// own. When there are too many, the network that has the most loses one: in it the address that has the most, and
-/// of that the oldest one that has shown no certificate, if there is one. A host that connects and says nothing keeps no other address out.
+/// Connections of which nobody knows whose they are. Those from addresses of hosts that have
+/// introduced themselves have places of their own. When there are too many, the network that has
+/// the most loses one: in it the address that has the most, and of that the oldest one that has
+/// shown no certificate, if there is one. A host that connects and says nothing keeps no other
+/// address out.
 #[derive(Default)]
 pub(super) struct Strangers(Mutex<Crowd>);
 
@@ -81,21 +85,27 @@ impl Crowd {
             .filter(|&at| self.strangers[at].is_known_place == is_known_place)
             .collect();
         if rivals.len() >= STRANGERS_MAX {
-            let shown: Vec<_> =
-                rivals.iter().map(|&at| &self.strangers[at]).map(|s| (s.from, s.is_secured)).collect();
+            let shown: Vec<_> = rivals
+                .iter()
+                .map(|&at| &self.strangers[at])
+                .map(|s| (s.from, s.is_secured))
+                .collect();
             self.strangers.remove(rivals[who_has_to_go(&shown)]).task.abort();
         }
     }
 }
 
-/// Which of these has to go, of which the oldest comes first; there is one at least. Each has an address, and has shown a certificate or not.
+/// Which of these has to go, of which the oldest comes first; there is one at least. Each has an
+/// address, and has shown a certificate or not.
 fn who_has_to_go(all: &[(Option<IpAddr>, bool)]) -> usize {
     let of_network = |from: Option<IpAddr>| {
         all.iter().filter(|(other, _)| other.map(network) == from.map(network)).count()
     };
     let of_address = |from: Option<IpAddr>| all.iter().filter(|(other, _)| *other == from).count();
-    let reasons: Vec<(usize, usize, bool)> =
-        all.iter().map(|&(from, is_secured)| (of_network(from), of_address(from), !is_secured)).collect();
+    let reasons: Vec<(usize, usize, bool)> = all
+        .iter()
+        .map(|&(from, is_secured)| (of_network(from), of_address(from), !is_secured))
+        .collect();
     let most = reasons.iter().max();
     reasons.iter().position(|reasons| Some(reasons) == most).unwrap_or(0)
 }
@@ -125,7 +135,8 @@ mod tests {
         );
         assert_eq!(who_has_to_go(&[from("192.0.2.1"), from("192.0.2.2"), from("192.0.2.2")]), 1);
         assert_eq!(who_has_to_go(&[(None, false)]), 0);
-        // Of one address the first that has shown no certificate; those of another one are no worse for that.
+        // Of one address the first that has shown no certificate; those of another one are no worse
+        // for that.
         let secured = (flood.0, true);
         assert_eq!(who_has_to_go(&[honest, secured, flood, flood]), 2);
         assert_eq!(who_has_to_go(&[honest, secured, secured]), 1);
@@ -137,11 +148,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn silent_connections_keep_no_host_out_that_has_introduced_itself_or_shows_a_certificate() {
+    async fn silent_connections_keep_no_host_out_that_has_introduced_itself_or_shows_a_certificate()
+    {
         let strangers = Strangers::default();
         let insert = |number: u64, from: &str| {
             let from = from.parse().expect("an address");
-            strangers.insert(number, Some(from), tokio::spawn(std::future::pending::<()>()).abort_handle());
+            strangers.insert(
+                number,
+                Some(from),
+                tokio::spawn(std::future::pending::<()>()).abort_handle(),
+            );
         };
         let known = "fd00::2";
         strangers.is_at("h2", known.parse().expect("an address"));

@@ -54,14 +54,17 @@ impl Route {
     /// # Errors
     /// The peer cannot be reached in time.
     pub(super) async fn connect(&self) -> Result<Stream, PeerError> {
-        let connected = timeout(Duration::from_nanos(self.limits.connect_ns), self.transport()).await;
+        let connected =
+            timeout(Duration::from_nanos(self.limits.connect_ns), self.transport()).await;
         let (transport, who) = connected.map_err(|_| PeerError::Silent)??;
         Ok(Stream::new(transport, who, self.limits))
     }
 
     async fn transport(&self) -> Result<(Transport, Who), PeerError> {
         match &self.address {
-            PeerAddress::Unix(path) => Ok((Transport::Unix(UnixStream::connect(path).await?), Who::Local)),
+            PeerAddress::Unix(path) => {
+                Ok((Transport::Unix(UnixStream::connect(path).await?), Who::Local))
+            }
             PeerAddress::Tcp(address) => {
                 Ok((Transport::Tcp(without_delay(TcpStream::connect(address).await?)?), Who::Local))
             }
@@ -70,7 +73,8 @@ impl Route {
                 let config = certificates.client()?;
                 let found = self.look_up(host.clone(), *port).await?;
                 let stream = without_delay(TcpStream::connect(&found[..]).await?)?;
-                let handshake = TlsConnector::from(config).connect(host.clone(), stream).into_fallible();
+                let handshake =
+                    TlsConnector::from(config).connect(host.clone(), stream).into_fallible();
                 match handshake.await {
                     Ok(stream) => {
                         let who = Who::of(stream.get_ref().1, certificates)?;
@@ -128,8 +132,8 @@ fn without_delay(stream: TcpStream) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Lets the other side read why TLS came to nothing: a close of a connection with something unread takes back what was sent
-/// last.
+/// Lets the other side read why TLS came to nothing: a close of a connection with something unread
+/// takes back what was sent last.
 async fn part(error: io::Error, mut stream: TcpStream) -> PeerError {
     let reading = async {
         let _ = stream.shutdown().await;
@@ -198,7 +202,9 @@ impl Transport {
         certificates: Option<&Arc<Certificates>>,
     ) -> Result<(Transport, Who), PeerError> {
         let stream = without_delay(stream)?;
-        let Some(certificates) = certificates else { return Ok((Transport::Tcp(stream), Who::Local)) };
+        let Some(certificates) = certificates else {
+            return Ok((Transport::Tcp(stream), Who::Local));
+        };
         let config = certificates.server()?;
         match TlsAcceptor::from(config).accept(stream).into_fallible().await {
             Ok(stream) => {
@@ -216,7 +222,8 @@ impl Stream {
         Stream { transport, who, limits }
     }
 
-    /// Looks whether the other side is this host, and may do that here. Another daemon of this host may be any host that it says.
+    /// Looks whether the other side is this host, and may do that here. Another daemon of this host
+    /// may be any host that it says.
     ///
     /// # Errors
     /// It is not, or may not.
@@ -229,7 +236,8 @@ impl Stream {
         hosts.check(host, role).map_err(PeerError::Denied)
     }
 
-    /// Looks whether the other side may be a host that may do that here, before it has said which one it is.
+    /// Looks whether the other side may be a host that may do that here, before it has said which
+    /// one it is.
     ///
     /// # Errors
     /// None of the hosts that its certificate is for may.
@@ -250,7 +258,12 @@ impl Stream {
     ///
     /// # Errors
     /// It is not, or may not.
-    pub(super) fn check_found(&self, wanted: &str, hosts: &Hosts, role: Role) -> Result<(), PeerError> {
+    pub(super) fn check_found(
+        &self,
+        wanted: &str,
+        hosts: &Hosts,
+        role: Role,
+    ) -> Result<(), PeerError> {
         self.check(wanted, hosts, role).map_err(|error| match error {
             PeerError::NotItsName { said: wanted, names } => PeerError::OtherHost { wanted, names },
             error => error,
@@ -286,7 +299,8 @@ impl Stream {
         }
     }
 
-    /// Says which versions this release speaks, and looks whether the other side speaks one of them.
+    /// Says which versions this release speaks, and looks whether the other side speaks one of
+    /// them.
     pub(super) async fn greet(&mut self) -> Result<(), PeerError> {
         self.write_all(&Greeting::OURS.encode()).await?;
         let mut theirs = [0; GREETING_BYTES];
@@ -295,7 +309,10 @@ impl Stream {
         Ok(())
     }
 
-    pub(in crate::service) async fn send(&mut self, message: &Message<'_>) -> Result<(), PeerError> {
+    pub(in crate::service) async fn send(
+        &mut self,
+        message: &Message<'_>,
+    ) -> Result<(), PeerError> {
         self.send_with(message, &[]).await
     }
 
@@ -324,12 +341,17 @@ impl Stream {
     ///
     /// # Errors
     /// Always: why, or that nothing could be said.
-    pub(in crate::service) async fn refuse_with<T>(&mut self, told: &str, why: &str) -> Result<T, PeerError> {
+    pub(in crate::service) async fn refuse_with<T>(
+        &mut self,
+        told: &str,
+        why: &str,
+    ) -> Result<T, PeerError> {
         self.send(&Message::Refused(&one_line(told))).await?;
         Err(PeerError::Refused(one_line(why)))
     }
 
-    /// Receives one message without data; its head goes to `head`. What comes behind it is left for the reactor.
+    /// Receives one message without data; its head goes to `head`. What comes behind it is left for
+    /// the reactor.
     pub(in crate::service) async fn receive<'a>(
         &mut self,
         head: &'a mut Vec<u8>,
@@ -353,7 +375,10 @@ impl Stream {
         Ok(message)
     }
 
-    async fn receive_head<'a>(&mut self, head: &'a mut Vec<u8>) -> Result<(Message<'a>, usize), PeerError> {
+    async fn receive_head<'a>(
+        &mut self,
+        head: &'a mut Vec<u8>,
+    ) -> Result<(Message<'a>, usize), PeerError> {
         let mut prefix = [0; PREFIX_BYTES];
         self.read_exact(&mut prefix).await?;
         self.check_standing()?;
@@ -363,7 +388,8 @@ impl Stream {
         Ok((prefix.message(head)?, prefix.data_bytes()))
     }
 
-    /// The connection as the reactor wants it: io_uring waits by itself, and would not with `O_NONBLOCK`.
+    /// The connection as the reactor wants it: io_uring waits by itself, and would not with
+    /// `O_NONBLOCK`.
     pub(super) fn into_socket(self) -> io::Result<Socket> {
         let key = match &self.who {
             Who::Host { identity, .. } => Some(identity.key()),

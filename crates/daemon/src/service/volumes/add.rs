@@ -1,4 +1,5 @@
-//! How a volume comes that the cache knows nothing of: its name and its image have to be free, and its backend is opened.
+//! How a volume comes that the cache knows nothing of: its name and its image have to be free, and
+//! its backend is opened.
 
 use super::turns::Turn;
 use super::{Entry, Facts, OPEN_WAIT_MAX, Volumes, from_shard, is_among, lock, sockets};
@@ -17,7 +18,8 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tracing::info;
 
-/// How long a volume that is to be opened waits for what the others' file systems say about their images.
+/// How long a volume that is to be opened waits for what the others' file systems say about their
+/// images.
 const LOOK_WAIT_MAX: Time = Time::from_secs(5);
 
 impl Volumes {
@@ -28,8 +30,8 @@ impl Volumes {
         (left_out && !entry.is_wish() && entry.backend == wanted.backend).then_some(entry)
     }
 
-    /// Adds a volume; returns when it is being served. One of this name that is configured and waits for this image is tried at once,
-    /// no matter which cache had the image last.
+    /// Adds a volume; returns when it is being served. One of this name that is configured and
+    /// waits for this image is tried at once, no matter which cache had the image last.
     ///
     /// # Errors
     /// Name or image are taken, or the backend or the shard refused. Nothing has changed then.
@@ -38,7 +40,9 @@ impl Volumes {
             return entry.serve_again().await;
         }
         match self.configured(&wanted.name) {
-            Some(waiting) if waiting.backend == wanted.backend => self.add_waiting(&waiting, wanted).await,
+            Some(waiting) if waiting.backend == wanted.backend => {
+                self.add_waiting(&waiting, wanted).await
+            }
             Some(_) => Err(VolumeError::Exists(wanted.name)),
             None => self.add_prepared(wanted, Prepared::default()).await,
         }
@@ -55,7 +59,8 @@ impl Volumes {
         let replaced = self.claim(&entry)?;
         // Also when the caller goes away in the middle, everything is as it was.
         let mut claim = Claim { volumes: self, entry: Some(&entry), replaced };
-        let (opened, turn) = self.open_new(&entry, &wanted, prepared, (Some(OPEN_WAIT_MAX), false)).await?;
+        let (opened, turn) =
+            self.open_new(&entry, &wanted, prepared, (Some(OPEN_WAIT_MAX), false)).await?;
         let parent = self.serve_new(&entry, &wanted, opened).await?;
         drop(turn);
         claim.entry = None;
@@ -64,7 +69,8 @@ impl Volumes {
         Ok(())
     }
 
-    /// Opens the image of a new volume, within `patience`, and only if no other cache had it last with `unless_elsewhere`.
+    /// Opens the image of a new volume, within `patience`, and only if no other cache had it last
+    /// with `unless_elsewhere`.
     pub(super) async fn open_new(
         &self,
         entry: &Arc<Entry>,
@@ -78,7 +84,8 @@ impl Volumes {
         }
         self.refuse_shared(entry).await?;
         let (cache_uuid, read_only) = (self.cache_uuid, wanted.read_only);
-        let grouped = DrainOrder::from(drain_order(&wanted.backend, wanted.drain)) == DrainOrder::Grouped;
+        let grouped =
+            DrainOrder::from(drain_order(&wanted.backend, wanted.drain)) == DrainOrder::Grouped;
         let roll_back = lock(&entry.facts).rollback.attempt();
         let options = OpenOptions {
             cache_uuid,
@@ -133,7 +140,8 @@ impl Volumes {
         }
     }
 
-    /// Enters a new volume, unless its name or image is taken. One that is only configured gives way: returns how it is configured.
+    /// Enters a new volume, unless its name or image is taken. One that is only configured gives
+    /// way: returns how it is configured.
     ///
     /// # Errors
     /// Which of the two is taken.
@@ -144,10 +152,9 @@ impl Volumes {
         }
         // The parent of clones may be served for itself, too.
         let counts = |other: &Entry| !is_parent_name(&other.name) && !is_parent_name(&entry.name);
-        if let Some(other) = entries
-            .values()
-            .find(|other| other.name != entry.name && other.backend == entry.backend && counts(other))
-        {
+        if let Some(other) = entries.values().find(|other| {
+            other.name != entry.name && other.backend == entry.backend && counts(other)
+        }) {
             let (name, other) = (entry.name.clone(), other.name.clone());
             return Err(VolumeError::SameImage { name, other, backend: entry.backend.to_string() });
         }
@@ -158,12 +165,15 @@ impl Volumes {
         }))
     }
 
-    /// Refuses an image that another volume has, whatever it is called there. One that waits for its backend
-    /// counts, too: the cache may hold newer data than the image. The volume itself has been looked at and entered
-    /// before, so of two that come together at least one sees the other.
+    /// Refuses an image that another volume has, whatever it is called there. One that waits for
+    /// its backend counts, too: the cache may hold newer data than the image. The volume itself has
+    /// been looked at and entered before, so of two that come together at least one sees the other.
     pub(super) async fn refuse_shared(&self, entry: &Arc<Entry>) -> Result<(), VolumeError> {
-        let others: Vec<Arc<Entry>> =
-            lock(&self.entries).values().filter(|other| other.name != entry.name).cloned().collect();
+        let others: Vec<Arc<Entry>> = lock(&self.entries)
+            .values()
+            .filter(|other| other.name != entry.name)
+            .cloned()
+            .collect();
         let mut looks = JoinSet::new();
         for other in others.iter().filter(|other| other.is_waiting()) {
             looks.spawn(other.clone().look());
@@ -180,7 +190,8 @@ impl Volumes {
             let yields = is_known && other.is_wish();
             !(yields || is_parent_name(&other.name) || is_parent_name(&entry.name))
         };
-        let same = |other: &Entry| counts(other) && own.is_some() && lock(&other.facts).image == own;
+        let same =
+            |other: &Entry| counts(other) && own.is_some() && lock(&other.facts).image == own;
         match others.iter().find(|other| same(other)) {
             None => Ok(()),
             Some(other) => Err(VolumeError::SameImage {
@@ -210,11 +221,18 @@ impl Volumes {
             ..VolumeConfig::new(asked.backend.parse()?)
         };
         crate::volume::check_name(&asked.name)?;
-        let wanted = Wanted::new(&asked.name, config, accept_loss, self.drain, self.pairs.are_wanted())
-            .map_err(|failure| VolumeError::Invalid { name: asked.name, why: failure.to_string() })?;
+        let wanted =
+            Wanted::new(&asked.name, config, accept_loss, self.drain, self.pairs.are_wanted())
+                .map_err(|failure| VolumeError::Invalid {
+                    name: asked.name,
+                    why: failure.to_string(),
+                })?;
         let (name, socket) = (wanted.name.clone(), wanted.socket.clone());
         let waits = self.configured(&name).is_some();
-        if socket.is_some() && !waits && self.contains(&name).await.map_err(from_shard("add", &name))? {
+        if socket.is_some()
+            && !waits
+            && self.contains(&name).await.map_err(from_shard("add", &name))?
+        {
             return Err(VolumeError::Exists(name));
         }
         // Before the volume: what is remembered of it has the socket.

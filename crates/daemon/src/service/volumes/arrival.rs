@@ -1,6 +1,6 @@
-//! A volume comes here from another host while a guest that uses it moves: its clients are let in before it is served. What they
-//! read is read over there; the first that writes has the other host let go of it, and then all of them go on as clients of this
-//! host's volume.
+//! A volume comes here from another host while a guest that uses it moves: its clients are let in
+//! before it is served. What they read is read over there; the first that writes has the other host
+//! let go of it, and then all of them go on as clients of this host's volume.
 
 mod guest;
 
@@ -95,7 +95,8 @@ impl Drop for Door {
 }
 
 impl Volumes {
-    /// Lets the clients of a volume of `host` in. `spec` is the volume as it would be here, and `said` its image as that host calls it.
+    /// Lets the clients of a volume of `host` in. `spec` is the volume as it would be here, and
+    /// `said` its image as that host calls it.
     ///
     /// # Errors
     /// In one line: a volume of this name is served here, or there is no room.
@@ -111,7 +112,9 @@ impl Volumes {
             known.name == spec.name && *state == VolumeState::Replica
         };
         if self.is_opening(&spec.name) && !known.iter().any(copy) {
-            return Err("a volume of this name is here, and not as the copy of another host's".into());
+            return Err(
+                "a volume of this name is here, and not as the copy of another host's".into()
+            );
         }
         let status = self.shard.status().await.map_err(|error| error.to_string())?;
         let is_full = known.len() >= places_of_others(status.device.volumes_max as usize);
@@ -119,9 +122,13 @@ impl Volumes {
             return Err(format!("{} volumes are here already", known.len()));
         }
         if is_parent_name(&spec.name) || !is_size(leaving.size_bytes) {
-            return Err(format!("no volume is like that: {} with {} bytes", spec.name, leaving.size_bytes));
+            return Err(format!(
+                "no volume is like that: {} with {} bytes",
+                spec.name, leaving.size_bytes
+            ));
         }
-        let image: BackendUri = spec.backend.parse().map_err(|error| format!("{}: {error}", spec.backend))?;
+        let image: BackendUri =
+            spec.backend.parse().map_err(|error| format!("{}: {error}", spec.backend))?;
         let identity = self.identity_of(&image).await.map_err(|error| error.to_string())?;
         {
             let mut arriving = lock(&self.arriving);
@@ -132,9 +139,12 @@ impl Volumes {
                 false => pending.image == image,
             });
             if let Some((name, _)) = another {
-                return Err(format!("a volume {name} is about to come here, which is not this one"));
+                return Err(format!(
+                    "a volume {name} is about to come here, which is not this one"
+                ));
             }
-            let of_host = arriving.values().filter(|pending| pending.host.eq_ignore_ascii_case(host)).count();
+            let of_host =
+                arriving.values().filter(|pending| pending.host.eq_ignore_ascii_case(host)).count();
             let is_full = arriving.len() >= ARRIVING_MAX || of_host >= ARRIVING_OF_HOST_MAX;
             if is_full && !arriving.contains_key(&spec.name) {
                 return Err(format!(
@@ -145,8 +155,10 @@ impl Volumes {
         }
         let (sender, guests) = mpsc::channel(GUESTS_MAX);
         let name = spec.name.clone();
-        let number =
-            self.shard.expect(&name, leaving.size_bytes, sender).map_err(|error| error.to_string())?;
+        let number = self
+            .shard
+            .expect(&name, leaving.size_bytes, sender)
+            .map_err(|error| error.to_string())?;
         let door = Door { shard: self.shard.clone(), number };
         Ok(Arriving {
             volumes: self.clone(),
@@ -185,23 +197,27 @@ impl Volumes {
         let found = self.ownership(&image).await;
         let found = found.map_err(|source| VolumeError::Open { name: name.to_owned(), source })?;
         if let Some(found) = found.filter(|found| !is_its(found)) {
-            let why =
-                format!("its record names {} as owner, not the host that it was to come from", found.host);
+            let why = format!(
+                "its record names {} as owner, not the host that it was to come from",
+                found.host
+            );
             return Err(VolumeError::Invalid { name: name.to_owned(), why });
         }
         let known = self.shard.volumes().await.map_err(from_shard("add", name))?;
         let counterpart = Counterpart { cache: owner.cache, host: host.to_owned() };
         self.shard.check_counterpart(name, counterpart).await.map_err(from_shard("add", name))?;
         // A copy that did not count.
-        if known.iter().any(|(_, spec, state)| spec.name == name && *state == VolumeState::Replica) {
+        if known.iter().any(|(_, spec, state)| spec.name == name && *state == VolumeState::Replica)
+        {
             self.forget_copy(name, false).await?;
         }
         let wanted = self.wanted_of(name, image, leaving).await?;
         self.add_prepared(wanted, prepared).await
     }
 
-    /// How a volume is to be served that comes from another host: as this host's configuration has it, or as the other host has it, within
-    /// what this host gives to volumes of which nothing is said.
+    /// How a volume is to be served that comes from another host: as this host's configuration has
+    /// it, or as the other host has it, within what this host gives to volumes of which nothing is
+    /// said.
     async fn wanted_of(
         &self,
         name: &str,
@@ -209,7 +225,9 @@ impl Volumes {
         leaving: &Leaving,
     ) -> Result<Wanted, VolumeError> {
         let configured = self.configured(name).and_then(|entry| lock(&entry.facts).wish.clone());
-        if let Some(wanted) = configured.filter(|wanted| wanted.backend == image && !wanted.read_only) {
+        if let Some(wanted) =
+            configured.filter(|wanted| wanted.backend == image && !wanted.read_only)
+        {
             return Ok(wanted);
         }
         let share_bytes =
@@ -240,8 +258,8 @@ impl Volumes {
     }
 }
 
-/// Mode, accepted loss and dirty quota that another host has said, as far as they count: what is lost is lost here, and what a volume has of
-/// the cache others here have not.
+/// Mode, accepted loss and dirty quota that another host has said, as far as they count: what is
+/// lost is lost here, and what a volume has of the cache others here have not.
 fn within(
     said: &Leaving,
     accept_loss: Option<units::Duration>,
@@ -257,12 +275,15 @@ fn within(
 }
 
 impl Arriving {
-    /// Serves its clients until it is here, or does not come. What was to come under this name before does not any more.
+    /// Serves its clients until it is here, or does not come. What was to come under this name
+    /// before does not any more.
     pub(in crate::service) fn start(self, stream: Stream) {
         let (volumes, name) = (self.volumes.clone(), self.name.clone());
         let (owner, host, image) = (self.owner, self.host.clone(), self.image.clone());
         let task = tokio::spawn(self.run(stream)).abort_handle();
-        if let Some(before) = lock(&volumes.arriving).insert(name, Pending { task, owner, host, image }) {
+        if let Some(before) =
+            lock(&volumes.arriving).insert(name, Pending { task, owner, host, image })
+        {
             before.task.abort();
         }
     }
@@ -272,13 +293,18 @@ impl Arriving {
         let (volumes, image) = (self.volumes.clone(), self.image.clone());
         let preparing = tokio::spawn(async move {
             let prepared = volumes.prepared(&image).await;
-            prepared.inspect_err(|error| info!("{image} cannot be made ready: {error}")).unwrap_or_default()
+            prepared
+                .inspect_err(|error| info!("{image} cannot be made ready: {error}"))
+                .unwrap_or_default()
         });
         let mut hosted = JoinSet::new();
         let outcome = self.wait(&mut stream, &mut hosted, &staged).await;
         // What is not ready by now is got ready where it is needed.
-        let prepared =
-            if preparing.is_finished() { preparing.await.unwrap_or_default() } else { Prepared::default() };
+        let prepared = if preparing.is_finished() {
+            preparing.await.unwrap_or_default()
+        } else {
+            Prepared::default()
+        };
         let outcome = match outcome {
             Ok(()) => self.take(&mut stream, prepared).await,
             Err(error) => Err(error),
@@ -292,7 +318,8 @@ impl Arriving {
                     let _ = volumes.shard.adopt(guest);
                 }
                 stage.send_replace(Stage::Here);
-                // They go to the reactor one by one, as soon as they have been told what they have asked.
+                // They go to the reactor one by one, as soon as they have been told what they have
+                // asked.
                 while hosted.join_next().await.is_some() {}
             }
             Err(error) => info!("volume {name}: does not come here: {error}"),
@@ -358,12 +385,15 @@ impl Arriving {
         let record = record_of(&found);
         match (record.owner.cache, record.generation) == (self.owner.cache, self.generation) {
             true => Ok(()),
-            false => stream.refuse(&format!("its record names {} as owner by now", found.host)).await,
+            false => {
+                stream.refuse(&format!("its record names {} as owner by now", found.host)).await
+            }
         }
     }
 
-    /// Looks whether the image is the one that was offered, and still where other hosts may name images: a host that can write to a
-    /// directory could have put a link to any file of this host in its place since.
+    /// Looks whether the image is the one that was offered, and still where other hosts may name
+    /// images: a host that can write to a directory could have put a link to any file of this host
+    /// in its place since.
     async fn check_image(&self) -> Result<(), String> {
         let identity = self.volumes.identity_of(&self.image).await;
         if identity.ok().as_ref() != Some(&self.identity) {
@@ -397,16 +427,23 @@ impl Arriving {
         let taking = tokio::spawn(async move {
             match clean {
                 true => {
-                    volumes.take_clean(&name, image, (owner, &host, generation), &leaving, prepared).await
+                    volumes
+                        .take_clean(&name, image, (owner, &host, generation), &leaving, prepared)
+                        .await
                 }
                 false => volumes.take_handed_over(&name, owner, generation, prepared).await,
             }
         });
         let taken = with_words(stream, WORD_PAUSE, taking).await;
-        match taken.map_err(|_| PeerError::Refused("taking it ended in an internal error".into()))? {
+        match taken
+            .map_err(|_| PeerError::Refused("taking it ended in an internal error".into()))?
+        {
             Ok(()) => {
                 let all = since.elapsed().as_millis();
-                info!("volume {}: has come here ({all} ms, {released} ms of them over there)", self.name);
+                info!(
+                    "volume {}: has come here ({all} ms, {released} ms of them over there)",
+                    self.name
+                );
                 // Who does not hear it finds it in the record.
                 let _ = stream.send(&Message::Taken { generation }).await;
                 Ok(())
@@ -473,7 +510,11 @@ mod tests {
                 accept_loss: loss,
                 dirty_bytes_max: quota,
             };
-            assert_eq!(within(&said, accepted, SHARE, peers), wanted, "{said:?} {accepted:?} {peers}");
+            assert_eq!(
+                within(&said, accepted, SHARE, peers),
+                wanted,
+                "{said:?} {accepted:?} {peers}"
+            );
         }
     }
 }

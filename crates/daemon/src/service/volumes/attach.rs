@@ -27,7 +27,8 @@ const RETRY_PAUSE_MIN: Time = Time::from_secs(1);
 /// Longest such pause.
 const RETRY_PAUSE_MAX: Time = Time::from_secs(30);
 
-/// The attempts to open a backend: who waits for an outcome, what the log has said, and when the next one is due.
+/// The attempts to open a backend: who waits for an outcome, what the log has said, and when the
+/// next one is due.
 pub(super) struct Attempts {
     waits: Vec<oneshot::Sender<Result<(), VolumeError>>>,
     said: String,
@@ -53,7 +54,8 @@ impl Attempts {
         }
     }
 
-    /// It is not, for the reason that `text` says: it goes to who waits for it, the last if there are several, or to the log, once.
+    /// It is not, for the reason that `text` says: it goes to who waits for it, the last if there
+    /// are several, or to the log, once.
     pub(super) fn failed(&mut self, error: VolumeError, text: String) {
         let reason = without_ages(&text);
         let waits = self.waits.drain(..).rfind(|waits| !waits.is_closed());
@@ -68,8 +70,8 @@ impl Attempts {
         self.said = reason;
     }
 
-    /// Waits until it is time for the next one, or somebody wants it now. The pauses grow, and differ between volumes and hosts that
-    /// began together.
+    /// Waits until it is time for the next one, or somebody wants it now. The pauses grow, and
+    /// differ between volumes and hosts that began together.
     pub(super) async fn pause(&mut self, entry: &Entry) {
         let _ = timeout(jittered(self.pause), entry.again.notified()).await;
         self.pause = (self.pause * 2).min(RETRY_PAUSE_MAX);
@@ -85,14 +87,16 @@ fn without_ages(text: &str) -> String {
 
 /// Between three and five quarters of a pause.
 fn jittered(pause: Time) -> Time {
-    let random =
-        f64::from(u32::from_le_bytes(*uuid::Uuid::new_v4().as_bytes().first_chunk().expect("16 bytes")));
+    let random = f64::from(u32::from_le_bytes(
+        *uuid::Uuid::new_v4().as_bytes().first_chunk().expect("16 bytes"),
+    ));
     pause.mul_f64(0.75 + 0.5 * random / f64::from(u32::MAX))
 }
 
 impl Volumes {
-    /// Starts to open the backend of a recovered volume; the receiver gets the outcome of the first try. One that is `taken_over`
-    /// comes with what was made ready for that, and one that is to be rolled back with the snapshot's name.
+    /// Starts to open the backend of a recovered volume; the receiver gets the outcome of the first
+    /// try. One that is `taken_over` comes with what was made ready for that, and one that is to be
+    /// rolled back with the snapshot's name.
     pub(super) fn begin_attach(
         self: &Arc<Self>,
         id: VolumeId,
@@ -111,7 +115,9 @@ impl Volumes {
             return Err(error);
         };
         let (mode, accept_loss, dirty_bytes_max, read_only) = match &asked {
-            Some(asked) => (asked.mode.into(), asked.accept_loss, asked.dirty_bytes_max, asked.read_only),
+            Some(asked) => {
+                (asked.mode.into(), asked.accept_loss, asked.dirty_bytes_max, asked.read_only)
+            }
             None => (spec.mode, kept.accept_loss, spec.dirty_bytes_max, spec.read_only),
         };
         if asked.is_some() && mode != spec.mode {
@@ -135,7 +141,8 @@ impl Volumes {
         let entry = Entry::new(&name, backend, facts);
         lock(&self.entries).insert(name, entry.clone());
         let asked_order = asked.as_ref().and_then(|asked| asked.drain);
-        let order = asked_order.map_or(spec.drain, |said| drain_order(&entry.backend, Some(said)).into());
+        let order =
+            asked_order.map_or(spec.drain, |said| drain_order(&entry.backend, Some(said)).into());
         let attach = Attach {
             generation: 0,
             size_bytes: 0,
@@ -210,8 +217,8 @@ impl Volumes {
         self.shard.announce(name).ok()
     }
 
-    /// A copy that is to be served could not be. If its record was this cache's and is not any more, another host serves the volume:
-    /// then it may become the copy of that one's.
+    /// A copy that is to be served could not be. If its record was this cache's and is not any
+    /// more, another host serves the volume: then it may become the copy of that one's.
     async fn note_whose(&self, entry: &Entry) {
         if !lock(&entry.facts).takeover.is_under_way() {
             return;
@@ -228,11 +235,12 @@ impl Volumes {
         }
     }
 
-    /// Whether a volume still waits for its backend: its owner may have begun to send its records here, and then it may have been
-    /// taken over, which has made another entry of it.
+    /// Whether a volume still waits for its backend: its owner may have begun to send its records
+    /// here, and then it may have been taken over, which has made another entry of it.
     async fn is_wanted(&self, entry: &Arc<Entry>, id: VolumeId) -> bool {
         let volumes = self.shard.volumes().await.unwrap_or_default();
-        let copy = volumes.iter().any(|(known, _, state)| *known == id && *state == VolumeState::Replica);
+        let copy =
+            volumes.iter().any(|(known, _, state)| *known == id && *state == VolumeState::Replica);
         let mut entries = lock(&self.entries);
         let current = is_among(&entries, entry);
         if copy && current && !lock(&entry.facts).takeover.is_under_way() {
@@ -242,8 +250,8 @@ impl Volumes {
         current
     }
 
-    /// How the backend of a volume is opened with the next attempt, and from when on it may be served then. Nothing stands in the way of
-    /// the attempt.
+    /// How the backend of a volume is opened with the next attempt, and from when on it may be
+    /// served then. Nothing stands in the way of the attempt.
     async fn next_attempt(
         &self,
         entry: &Arc<Entry>,
@@ -254,7 +262,8 @@ impl Volumes {
         entry.refuse_left_out()?;
         let shard_error = from_shard("attach", &entry.name);
         let status = self.shard.status().await.map_err(shard_error)?;
-        // Without a backend nothing is drained, so this does not change until the volume is attached.
+        // Without a backend nothing is drained, so this does not change until the volume is
+        // attached.
         let known = status.volumes.iter().find(|v| v.status.id == id);
         if known.is_some_and(|v| is_attached(v.status.state)) {
             return Err(shard_error(ShardError::Attached(id)));
@@ -308,7 +317,8 @@ impl Volumes {
         };
         if is_parent_name(name) && lock(&entry.facts).snapshot.as_ref() != Some(name) {
             self.put_back(entry, Some(opened.backend), true).await;
-            let (what, why) = (entry.backend.to_string(), "it is another snapshot by now".to_owned());
+            let (what, why) =
+                (entry.backend.to_string(), "it is another snapshot by now".to_owned());
             let source = BackendError::NotFound { what, why };
             return Err(VolumeError::Open { name: name.clone(), source });
         }
@@ -326,7 +336,8 @@ impl Volumes {
         }
         let Layout { own, parent } = opened.layout;
         let image = Image { backend: opened.backend, own };
-        match self.shard.attach_volume((id, name), attach, image, self.pairs.alone_with(loss)).await {
+        match self.shard.attach_volume((id, name), attach, image, self.pairs.alone_with(loss)).await
+        {
             Ok(()) => {
                 self.has_not_left(name);
                 self.replicate(entry, id, generation, read_only).await;
@@ -346,8 +357,9 @@ impl Volumes {
     }
 
     /// Opens a backend on a thread that may block, and says in the log when that takes long. With a
-    /// `patience` it is given up after that; should it open later, it is closed at once. Nobody else opens the image while the caller
-    /// keeps the turn, which is until the backend is in the shard, or closed.
+    /// `patience` it is given up after that; should it open later, it is closed at once. Nobody
+    /// else opens the image while the caller keeps the turn, which is until the backend is in the
+    /// shard, or closed.
     pub(super) async fn open(
         &self,
         entry: &Entry,
@@ -356,23 +368,29 @@ impl Volumes {
     ) -> Result<(Opened, Turn), VolumeError> {
         let uri = entry.backend.clone();
         let start = Instant::now();
-        // One cache that opens an image twice takes the first for its own dead client, and fences it.
+        // One cache that opens an image twice takes the first for its own dead client, and fences
+        // it.
         let image = image_of(&uri);
-        let Ok(turn) = timeout(patience.unwrap_or(Time::MAX), self.openings.of(&image)).await else {
+        let Ok(turn) = timeout(patience.unwrap_or(Time::MAX), self.openings.of(&image)).await
+        else {
             return Err(entry.silent(start.elapsed()));
         };
-        if !lock(&self.entries).get(&entry.name).is_some_and(|known| std::ptr::eq(&**known, entry)) {
+        if !lock(&self.entries).get(&entry.name).is_some_and(|known| std::ptr::eq(&**known, entry))
+        {
             return Err(VolumeError::Busy(entry.name.clone()));
         }
         let mut task = tokio::task::spawn_blocking(move || {
             tidepool_backend::open(&uri, options).map(|opened| (opened, turn))
         });
         loop {
-            let left = patience
-                .map_or(WAIT_NOTE, |patience| patience.saturating_sub(start.elapsed()).min(WAIT_NOTE));
+            let left = patience.map_or(WAIT_NOTE, |patience| {
+                patience.saturating_sub(start.elapsed()).min(WAIT_NOTE)
+            });
             match timeout(left, &mut task).await {
                 Ok(Ok(Ok(opened))) => return Ok(opened),
-                Ok(Ok(Err(source))) => return Err(VolumeError::Open { name: entry.name.clone(), source }),
+                Ok(Ok(Err(source))) => {
+                    return Err(VolumeError::Open { name: entry.name.clone(), source });
+                }
                 Ok(Err(_)) => {
                     let why = "opening its backend ended in an internal error".to_owned();
                     return Err(VolumeError::Invalid { name: entry.name.clone(), why });

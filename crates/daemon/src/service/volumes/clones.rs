@@ -1,7 +1,9 @@
-//! Clones: what images have from their parent, a snapshot, is read through one volume for all of them.
+//! Clones: what images have from their parent, a snapshot, is read through one volume for all of
+//! them.
 //!
-//! The parent's volume is added with the first clone and goes with the last one. Its name begins with `@`, which no other name
-//! does. Nothing depends on it: a clone whose parent cannot be opened is read from its own image.
+//! The parent's volume is added with the first clone and goes with the last one. Its name begins
+//! with `@`, which no other name does. Nothing depends on it: a clone whose parent cannot be opened
+//! is read from its own image.
 
 use super::{Entry, Volumes, close, from_shard, lock};
 use crate::admin::State;
@@ -25,8 +27,8 @@ const PARENT_POLL: Time = Time::from_millis(50);
 type Background = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Volumes {
-    /// Has a volume that is being served read what it has from its parent through the parent's volume. It may take longer than this
-    /// call; what goes wrong is only logged.
+    /// Has a volume that is being served read what it has from its parent through the parent's
+    /// volume. It may take longer than this call; what goes wrong is only logged.
     pub(super) async fn share(self: &Arc<Self>, entry: &Arc<Entry>, parent: Option<Parent>) {
         let Some(parent) = parent else { return };
         let task = tokio::spawn(self.clone().link(entry.clone(), parent));
@@ -47,7 +49,9 @@ impl Volumes {
                 Err(error) => {
                     let error = crate::failure::one_line(&error);
                     self.forget_parents();
-                    warn!("volume {name}: shares nothing of what is cached of its parent {uri}: {error}");
+                    warn!(
+                        "volume {name}: shares nothing of what is cached of its parent {uri}: {error}"
+                    );
                 }
             }
         })
@@ -81,8 +85,8 @@ impl Volumes {
         Ok(Some(found.name.clone()))
     }
 
-    /// The volume of a parent: one that serves that snapshot, whatever its name is, or a new one. One that a restart has found may still
-    /// be on its way.
+    /// The volume of a parent: one that serves that snapshot, whatever its name is, or a new one.
+    /// One that a restart has found may still be on its way.
     async fn parent_entry(self: &Arc<Self>, parent: &Parent) -> Result<Arc<Entry>, VolumeError> {
         let until = Instant::now() + PARENT_WAIT_MAX;
         loop {
@@ -95,7 +99,9 @@ impl Volumes {
                 return Ok(found.clone());
             }
             match entries.get(&parent.name) {
-                Some(known) if known.is_waiting() && Instant::now() < until => sleep(PARENT_POLL).await,
+                Some(known) if known.is_waiting() && Instant::now() < until => {
+                    sleep(PARENT_POLL).await
+                }
                 Some(known) => return Ok(known.clone()),
                 None => break,
             }
@@ -121,7 +127,11 @@ impl Volumes {
             let _turn = this.parents.lock().await;
             while let Some(parent) = this.unused_parent() {
                 if let Err(error) = this.remove_parent(&parent).await {
-                    return warn!("volume {}: stays: {}", parent.name, crate::failure::one_line(&error));
+                    return warn!(
+                        "volume {}: stays: {}",
+                        parent.name,
+                        crate::failure::one_line(&error)
+                    );
                 }
                 info!("volume {}: removed, it has no clones any more", parent.name);
             }
@@ -135,13 +145,17 @@ impl Volumes {
         let used = |name: &str| {
             entries.values().any(|entry| {
                 let facts = lock(&entry.facts);
-                // One that is not open yet may turn out to be a clone. One that was never open was none.
+                // One that is not open yet may turn out to be a clone. One that was never open was
+                // none.
                 facts.parent.as_deref() == Some(name)
                     || facts.state.is_some() && facts.wish.is_none() && !is_parent_name(&entry.name)
             })
         };
         let parents = entries.values().filter(|entry| is_parent_name(&entry.name));
-        parents.into_iter().find(|entry| entry.attached("remove").is_ok() && !used(&entry.name)).cloned()
+        parents
+            .into_iter()
+            .find(|entry| entry.attached("remove").is_ok() && !used(&entry.name))
+            .cloned()
     }
 
     async fn remove_parent(&self, parent: &Entry) -> Result<(), VolumeError> {

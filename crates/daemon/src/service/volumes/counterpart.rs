@@ -1,4 +1,5 @@
-//! What a host keeps of a volume for the host that had the other copy of it, and whether that one needs it.
+//! What a host keeps of a volume for the host that had the other copy of it, and whether that one
+//! needs it.
 
 use super::{Volumes, lock};
 use crate::service::peers::{PeerError, is_needed, is_one};
@@ -12,16 +13,18 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tracing::info;
 
-/// How often it is asked whether copies are needed that nobody sends records of, and how long after the start: their owners have found
-/// them by then, if they still want them.
+/// How often it is asked whether copies are needed that nobody sends records of, and how long after
+/// the start: their owners have found them by then, if they still want them.
 const ASK_PAUSE: Time = Time::from_secs(30);
 const FIRST_PAUSE: Time = Time::from_secs(3);
-/// Copies about which it is asked at once: an owner that does not answer keeps the others waiting no longer than that.
+/// Copies about which it is asked at once: an owner that does not answer keeps the others waiting
+/// no longer than that.
 const ASKED_MAX: usize = 8;
 /// Volumes that have left this host, of which that is remembered.
 const LEFT_MAX: usize = 1024;
 
-/// Volumes that have left this host since the daemon has started, with everything in their images: name and image, the newest last.
+/// Volumes that have left this host since the daemon has started, with everything in their images:
+/// name and image, the newest last.
 #[derive(Debug, Default)]
 pub(super) struct Left(VecDeque<(String, BackendUri)>);
 
@@ -44,9 +47,9 @@ impl Left {
 }
 
 impl Volumes {
-    /// Looks whether what is here of a volume of this name may be given to, or thrown away for, this owner. What the image may lack of it
-    /// is kept for the host that had the other copy, unless that one is there and says that it needs nothing of it: a record alone can
-    /// be forged.
+    /// Looks whether what is here of a volume of this name may be given to, or thrown away for,
+    /// this owner. What the image may lack of it is kept for the host that had the other copy,
+    /// unless that one is there and says that it needs nothing of it: a record alone can be forged.
     ///
     /// # Errors
     /// It is kept, in one line.
@@ -65,9 +68,10 @@ impl Volumes {
             // Whoever waited for another one to ask finds what that one has found out.
             let _turn = self.counterparts.of(name).await;
             match check().await {
-                Err(ShardError::KeptForAnother(kept)) => {
-                    self.ask_for_copy(name, &kept.counterpart).await.map_err(|error| error.to_string())
-                }
+                Err(ShardError::KeptForAnother(kept)) => self
+                    .ask_for_copy(name, &kept.counterpart)
+                    .await
+                    .map_err(|error| error.to_string()),
                 checked => checked.map_err(|error| error.to_string()),
             }
         };
@@ -101,9 +105,12 @@ impl Volumes {
         Ok(())
     }
 
-    /// What looks like a copy is about to be this host's own volume, or is getting from its copy what its log has lost.
+    /// What looks like a copy is about to be this host's own volume, or is getting from its copy
+    /// what its log has lost.
     fn takes_over(&self, name: &str) -> bool {
-        lock(&self.entries).get(name).is_some_and(|entry| lock(&entry.facts).takeover.is_under_way())
+        lock(&self.entries)
+            .get(name)
+            .is_some_and(|entry| lock(&entry.facts).takeover.is_under_way())
     }
 
     /// What looks like a copy is one: at a start that is found out in the record of the image.
@@ -134,14 +141,16 @@ impl Volumes {
                 Ok(Ok(Some(needed))) => return Some(needed),
                 // It is another host's, or nobody is there.
                 Ok(Ok(None) | Err((_, PeerError::Io(_) | PeerError::Silent))) | Err(_) => {}
-                Ok(Err((route, error))) => info!("volume {name}: {of} cannot be asked at {route}: {error}"),
+                Ok(Err((route, error))) => {
+                    info!("volume {name}: {of} cannot be asked at {route}: {error}")
+                }
             }
         }
         None
     }
 
-    /// Asks now and then whether copies are needed that nobody sends records of, as long as their owners live that could say so: one
-    /// that dies later would leave them to be kept.
+    /// Asks now and then whether copies are needed that nobody sends records of, as long as their
+    /// owners live that could say so: one that dies later would leave them to be kept.
     pub(in crate::service) async fn ask_for_kept_copies(self: Arc<Self>) {
         if !self.pairs.are_wanted() || !self.pairs.takes_copies {
             return;
@@ -150,7 +159,8 @@ impl Volumes {
         loop {
             sleep(std::mem::replace(&mut pause, ASK_PAUSE)).await;
             let Ok(status) = self.shard.status().await else { return };
-            let kept = status.volumes.into_iter().filter_map(|volume| Some((kept_for(&volume)?, volume)));
+            let kept =
+                status.volumes.into_iter().filter_map(|volume| Some((kept_for(&volume)?, volume)));
             let mut kept = kept.map(|(of, volume)| (of, volume.status.spec.name));
             let mut asking = JoinSet::new();
             loop {
@@ -182,9 +192,10 @@ impl Volumes {
         lock(&self.left).forget(name);
     }
 
-    /// Whether the image may lack something of a volume of this name, so that the copy of it on host `holder` is needed. It is not needed
-    /// where the volume is served here, not with that copy, and all of it is in the image or in another host's copy; nor where it has left
-    /// with all of it in the image or in the copy that is served now.
+    /// Whether the image may lack something of a volume of this name, so that the copy of it on
+    /// host `holder` is needed. It is not needed where the volume is served here, not with that
+    /// copy, and all of it is in the image or in another host's copy; nor where it has left with
+    /// all of it in the image or in the copy that is served now.
     ///
     /// # Errors
     /// The daemon is about to end.
@@ -210,14 +221,16 @@ impl Volumes {
                 let in_sync = pair.as_ref().is_some_and(|pair| pair.synced_with.is_some());
                 let host = pair.and_then(|pair| pair.host);
                 let is_holder = |host: &String| host.eq_ignore_ascii_case(holder);
-                // The record may say that this copy counts, and what is on its way to it may be acknowledged before it is dirty here.
+                // The record may say that this copy counts, and what is on its way to it may be
+                // acknowledged before it is dirty here.
                 host.as_ref().is_some_and(is_holder)
                     || !(is_in_image || in_sync && host.is_some_and(|host| !is_holder(&host)))
             }
-            // It is another host's since it has left, and that host may ask about it. Else it may be this host's own, which gets back from
-            // its copy what its log has lost.
+            // It is another host's since it has left, and that host may ask about it. Else it may
+            // be this host's own, which gets back from its copy what its log has lost.
             VolumeState::Replica => {
-                !has_left || counterpart(&status.spec.attachment).is_some_and(|of| of.is_host(holder))
+                !has_left
+                    || counterpart(&status.spec.attachment).is_some_and(|of| of.is_host(holder))
             }
             _ => true,
         })

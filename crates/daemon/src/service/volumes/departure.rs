@@ -1,5 +1,6 @@
-//! A volume goes to another host while a guest that uses it moves there: clients are let in there first, what they read is read
-//! here, and the first of them that writes has this host let go of it.
+//! A volume goes to another host while a guest that uses it moves there: clients are let in there
+//! first, what they read is read here, and the first of them that writes has this host let go of
+//! it.
 
 use super::{Entry, Volumes, from_shard, lock};
 use crate::admin::HandedOver;
@@ -77,11 +78,16 @@ enum Gone {
 }
 
 impl Volumes {
-    /// Has another host let the clients of a volume in; it gets the volume when one of them writes. Returns when they are let in.
+    /// Has another host let the clients of a volume in; it gets the volume when one of them writes.
+    /// Returns when they are let in.
     ///
     /// # Errors
     /// No such host is among the peers, or it refuses. Nothing has changed then.
-    pub async fn offer(self: &Arc<Self>, name: &str, to: Option<&str>) -> Result<HandedOver, VolumeError> {
+    pub async fn offer(
+        self: &Arc<Self>,
+        name: &str,
+        to: Option<&str>,
+    ) -> Result<HandedOver, VolumeError> {
         let entry = self.entry(name)?;
         let id = entry.attached("hand over")?;
         let _change = entry.begin_change()?;
@@ -89,7 +95,9 @@ impl Volumes {
         if let Some(Departing { host, task, .. }) = &lock(&entry.facts).departing
             && !task.is_finished()
         {
-            return Err(refused(format!("it is on its way to {host} already (--cancel ends that)")));
+            return Err(refused(format!(
+                "it is on its way to {host} already (--cancel ends that)"
+            )));
         }
         let found = self.ownership(&entry.backend).await;
         let found = found.map_err(|source| VolumeError::Open { name: name.to_owned(), source })?;
@@ -97,7 +105,9 @@ impl Volumes {
         let host = match (to, &found.peer) {
             (Some(to), _) => to.to_owned(),
             (None, Some(peer)) => peer.host.clone(),
-            (None, None) => return Err(refused("say which host is to serve it (--to HOST)".into())),
+            (None, None) => {
+                return Err(refused("say which host is to serve it (--to HOST)".into()));
+            }
         };
         let leaving = self.leaving(&entry, id, host.clone()).await?;
         let (record, image) = (record_of(&found), entry.backend.to_string());
@@ -109,7 +119,8 @@ impl Volumes {
                     info!("volume {name}: goes to {host} as soon as a client writes there");
                     let way = Way { host: host.clone(), cache, stream };
                     let mut facts = lock(&entry.facts);
-                    let task = tokio::spawn(self.clone().depart(entry.clone(), id, way)).abort_handle();
+                    let task =
+                        tokio::spawn(self.clone().depart(entry.clone(), id, way)).abort_handle();
                     facts.departing = Some(Departing { host: host.clone(), task, goes: false });
                     return Ok(HandedOver { name: name.to_owned(), host, live: true });
                 }
@@ -137,7 +148,12 @@ impl Volumes {
     }
 
     /// A volume as another host has to know it.
-    async fn leaving(&self, entry: &Entry, id: VolumeId, to: String) -> Result<Leaving, VolumeError> {
+    async fn leaving(
+        &self,
+        entry: &Entry,
+        id: VolumeId,
+        to: String,
+    ) -> Result<Leaving, VolumeError> {
         let spec = self.spec_of(id).await.map_err(from_shard("hand over", &entry.name))?;
         let spec = spec.ok_or_else(|| VolumeError::Unknown(entry.name.clone()))?;
         if spec.read_only {
@@ -164,7 +180,9 @@ impl Volumes {
         match answered {
             Ok(()) if entry.begin_to_go() => self.clone().go(entry.clone(), id, way).await,
             Ok(()) => {}
-            Err(error) => warn!("volume {name}: stays here, {} is not ready any more: {error}", way.host),
+            Err(error) => {
+                warn!("volume {name}: stays here, {} is not ready any more: {error}", way.host)
+            }
         }
     }
 
@@ -173,7 +191,12 @@ impl Volumes {
         self.knows(entry) && lock(&entry.facts).id == Some(id)
     }
 
-    async fn answer(&self, entry: &Arc<Entry>, id: VolumeId, stream: &mut Stream) -> Result<(), PeerError> {
+    async fn answer(
+        &self,
+        entry: &Arc<Entry>,
+        id: VolumeId,
+        stream: &mut Stream,
+    ) -> Result<(), PeerError> {
         let mut head = Vec::new();
         loop {
             let message = heard(stream, &mut head).await?;
@@ -182,7 +205,9 @@ impl Volumes {
             }
             match message {
                 Message::Beat { time_ns } => said(stream, &Message::Beat { time_ns }, &[]).await?,
-                Message::Ask { offset, len } => self.answer_one(entry, id, stream, (offset, len)).await?,
+                Message::Ask { offset, len } => {
+                    self.answer_one(entry, id, stream, (offset, len)).await?
+                }
                 Message::Take => return Ok(()),
                 _ => return Err(PeerError::Unexpected),
             }
@@ -204,7 +229,9 @@ impl Volumes {
                         sleep(ROOM_PAUSE).await
                     }
                     // As a client here it waits until that is known.
-                    Err(ShardError::Lapsed) if self.is_current(entry, id) => sleep(ROOM_PAUSE).await,
+                    Err(ShardError::Lapsed) if self.is_current(entry, id) => {
+                        sleep(ROOM_PAUSE).await
+                    }
                     told => break told,
                 }
             }
@@ -215,12 +242,15 @@ impl Volumes {
                 let told = Message::Told { done: true, crc, data_bytes: data.len() as u32 };
                 said(stream, &told, &data).await
             }
-            Err(_) => said(stream, &Message::Told { done: false, crc: 0, data_bytes: 0 }, &[]).await,
+            Err(_) => {
+                said(stream, &Message::Told { done: false, crc: 0, data_bytes: 0 }, &[]).await
+            }
         }
     }
 
-    /// Has most of the volume in the image at any moment. Where the other host has no copy, everything has to be in it before it can
-    /// have the volume; and where it has one, it works as write-through until that is so.
+    /// Has most of the volume in the image at any moment. Where the other host has no copy,
+    /// everything has to be in it before it can have the volume; and where it has one, it works as
+    /// write-through until that is so.
     async fn keep_drained(&self, entry: &Entry, id: VolumeId) {
         loop {
             if let Err(error) = self.shard.drain(id).await {
@@ -235,7 +265,9 @@ impl Volumes {
         let Ok(status) = self.shard.status().await else { return false };
         let volume = status.volumes.into_iter().find(|volume| volume.status.id == id);
         let pair = volume.and_then(|volume| volume.pair);
-        pair.is_some_and(|pair| pair.synced_with == Some(cache) && pair.host.as_deref() == Some(host))
+        pair.is_some_and(|pair| {
+            pair.synced_with == Some(cache) && pair.host.as_deref() == Some(host)
+        })
     }
 
     /// A client over there writes: this host lets go, and the other one serves.
@@ -272,7 +304,10 @@ impl Volumes {
                 }
             }
             Err(error) => {
-                warn!("volume {name}: has not gone to {} ({error}): it stays here if it can", way.host)
+                warn!(
+                    "volume {name}: has not gone to {} ({error}): it stays here if it can",
+                    way.host
+                )
             }
         }
         // It is served here still, or is as after a restart: then the record says whose it is.
@@ -283,14 +318,21 @@ impl Volumes {
         self.spec_of(id).await.ok().flatten().map_or(0, |spec| spec.generation)
     }
 
-    /// Lets go of a volume: dirty, if the cache over there has a copy that counts, else with everything in the image.
-    async fn let_go_to(&self, entry: &Arc<Entry>, id: VolumeId, to: (&str, u128)) -> Result<Gone, String> {
+    /// Lets go of a volume: dirty, if the cache over there has a copy that counts, else with
+    /// everything in the image.
+    async fn let_go_to(
+        &self,
+        entry: &Arc<Entry>,
+        id: VolumeId,
+        to: (&str, u128),
+    ) -> Result<Gone, String> {
         let _change = self.change_soon(entry).await?;
         if !self.is_current(entry, id) {
             return Err("it is not served here any more".into());
         }
         if self.has_copy(id, to).await {
-            // What is dirty over there has to be in the image before a write is acknowledged there as one that goes through.
+            // What is dirty over there has to be in the image before a write is acknowledged there
+            // as one that goes through.
             let _ = timeout(DRAIN_WAIT_MAX, self.shard.drain(id)).await;
             match self.release(entry, id, true).await {
                 Ok(released) => return released.map(|()| Gone::Dirty),
@@ -305,8 +347,10 @@ impl Volumes {
         drained.map_err(|error| error.to_string())?;
         let backend = self.shard.let_go(id, true).await.map_err(|error| error.to_string())?;
         let status = self.shard.status().await.map_err(|error| error.to_string())?;
-        let clean =
-            status.volumes.iter().any(|v| v.status.id == id && !v.status.dirty && v.status.lost_blocks == 0);
+        let clean = status
+            .volumes
+            .iter()
+            .any(|v| v.status.id == id && !v.status.dirty && v.status.lost_blocks == 0);
         self.close_released(entry, backend, clean).await?;
         if clean { Ok(Gone::Clean) } else { Err("it was written here at the last moment".into()) }
     }
@@ -319,11 +363,16 @@ impl Volumes {
 
 /// Says something to a side that may not listen.
 async fn said(stream: &mut Stream, message: &Message<'_>, data: &[u8]) -> Result<(), PeerError> {
-    timeout(stream.answer_wait(), stream.send_with(message, data)).await.map_err(|_| PeerError::Silent)?
+    timeout(stream.answer_wait(), stream.send_with(message, data))
+        .await
+        .map_err(|_| PeerError::Silent)?
 }
 
 /// What the other side says next, unless it says nothing for too long.
-pub(super) async fn heard<'h>(stream: &mut Stream, head: &'h mut Vec<u8>) -> Result<Message<'h>, PeerError> {
+pub(super) async fn heard<'h>(
+    stream: &mut Stream,
+    head: &'h mut Vec<u8>,
+) -> Result<Message<'h>, PeerError> {
     timeout(stream.answer_wait(), stream.receive(head)).await.map_err(|_| PeerError::Silent)?
 }
 
@@ -341,9 +390,13 @@ async fn taken(stream: &mut Stream, let_go: Message<'_>) -> Result<(), PeerError
     }
 }
 
-/// Does something that may take long, and tells the other side after every such pause that this one is there. What has begun is finished
-/// even if the other side is gone.
-pub(super) async fn with_words<T>(stream: &mut Stream, pause: Duration, work: impl Future<Output = T>) -> T {
+/// Does something that may take long, and tells the other side after every such pause that this one
+/// is there. What has begun is finished even if the other side is gone.
+pub(super) async fn with_words<T>(
+    stream: &mut Stream,
+    pause: Duration,
+    work: impl Future<Output = T>,
+) -> T {
     tokio::pin!(work);
     loop {
         tokio::select! {

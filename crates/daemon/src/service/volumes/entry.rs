@@ -27,7 +27,8 @@ pub(super) struct Entry {
     pub(super) facts: Mutex<Facts>,
     /// Held while the volume is added, changed or removed.
     pub(super) change: Arc<AsyncMutex<()>>,
-    /// Held while it is found out which image the URI means: never more than one thread hangs in that.
+    /// Held while it is found out which image the URI means: never more than one thread hangs in
+    /// that.
     pub(super) look: Arc<AsyncMutex<()>>,
     /// Held while its backend is being opened.
     pub(super) opening: AsyncMutex<()>,
@@ -40,9 +41,11 @@ pub(super) struct Entry {
 pub(super) struct Facts {
     /// The core's number, once it serves or has recovered the volume.
     pub(super) id: Option<VolumeId>,
-    /// How it is to be served, while it is only configured: the cache holds nothing of it, and its image could not be opened yet.
+    /// How it is to be served, while it is only configured: the cache holds nothing of it, and its
+    /// image could not be opened yet.
     pub(super) wish: Option<Wanted>,
-    /// Somebody has asked for it: the next attempt serves it, no matter which cache had its image last.
+    /// Somebody has asked for it: the next attempt serves it, no matter which cache had its image
+    /// last.
     pub(super) asked_for: bool,
     /// Has its clients wait.
     pub(super) announced: Option<Announcement>,
@@ -160,7 +163,8 @@ impl Entry {
     /// Refuses to serve it while it is left out.
     pub(super) fn refuse_left_out(&self) -> Result<(), VolumeError> {
         let left_out = lock(&self.facts).left_out;
-        let Some(left_out) = left_out.filter(|left| aborts::now_unix_ms() < left.until_unix_ms()) else {
+        let Some(left_out) = left_out.filter(|left| aborts::now_unix_ms() < left.until_unix_ms())
+        else {
             return Ok(());
         };
         Err(VolumeError::LeftOut {
@@ -198,17 +202,20 @@ impl Entry {
         (facts.state, facts.error, facts.announced) = (None, None, None);
     }
 
-    /// Its backend could not be opened; returns what to say of it. Its clients wait on if it may come soon: where another host has the
-    /// volume they are to look there.
+    /// Its backend could not be opened; returns what to say of it. Its clients wait on if it may
+    /// come soon: where another host has the volume they are to look there.
     pub(super) fn set_unavailable(&self, error: &VolumeError) -> String {
         use BackendError::{Locked, NotFound, Unavailable};
         let may_come = match error {
-            VolumeError::Open { source, .. } => matches!(source, Locked { .. } | Unavailable { .. }),
+            VolumeError::Open { source, .. } => {
+                matches!(source, Locked { .. } | Unavailable { .. })
+            }
             error => matches!(error, VolumeError::Silent { .. }),
         };
         let mut text = crate::failure::one_line(error);
         let mut facts = lock(&self.facts);
-        if facts.id.is_some() && matches!(error, VolumeError::Open { source: NotFound { .. }, .. }) {
+        if facts.id.is_some() && matches!(error, VolumeError::Open { source: NotFound { .. }, .. })
+        {
             text.push_str(&report::if_gone(&self.name));
         }
         (facts.state, facts.error) = (Some(State::Unavailable), Some(text.clone()));

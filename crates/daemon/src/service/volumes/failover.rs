@@ -1,6 +1,7 @@
-//! Failover: a program that watches the hosts (Pacemaker, Proxmox HA, a hook of libvirt) has volumes served here whose host has
-//! failed. It is asked for the same thing as a takeover, by nobody who looks: so it is refused until somebody vouches for the
-//! fence, it never accepts a loss, and asking again does no harm.
+//! Failover: a program that watches the hosts (Pacemaker, Proxmox HA, a hook of libvirt) has
+//! volumes served here whose host has failed. It is asked for the same thing as a takeover, by
+//! nobody who looks: so it is refused until somebody vouches for the fence, it never accepts a
+//! loss, and asking again does no harm.
 
 use super::replication::internal;
 use super::{Volumes, lock};
@@ -60,17 +61,25 @@ impl Step {
         }
         let owner = found.map(|found| found.host.clone());
         let why = Some(one_line(error));
-        Step::Done(FailedOver { name: name.to_owned(), outcome: FailoverOutcome::Refused, owner, why })
+        Step::Done(FailedOver {
+            name: name.to_owned(),
+            outcome: FailoverOutcome::Refused,
+            owner,
+            why,
+        })
     }
 }
 
 impl Volumes {
-    /// Has volumes of a host that has failed served here, from copies that count. What is served here already is fine. Returns what
-    /// became of each.
+    /// Has volumes of a host that has failed served here, from copies that count. What is served
+    /// here already is fine. Returns what became of each.
     ///
     /// # Errors
     /// Only when the reactor has stopped. A volume that is refused is none.
-    pub async fn fail_over(self: &Arc<Self>, asked: FailOver) -> Result<Vec<FailedOver>, VolumeError> {
+    pub async fn fail_over(
+        self: &Arc<Self>,
+        asked: FailOver,
+    ) -> Result<Vec<FailedOver>, VolumeError> {
         let FailOver { volumes: mut names, fenced, wait } = asked;
         let named = !names.is_empty();
         if !named {
@@ -122,7 +131,8 @@ impl Volumes {
     }
 
     async fn fail_over_step(self: &Arc<Self>, name: &str, asked: &Arc<Asked>) -> Step {
-        // The owner itself, which is alive, has its clients let in here: a guest moves while it runs.
+        // The owner itself, which is alive, has its clients let in here: a guest moves while it
+        // runs.
         if lock(&self.arriving).get(name).is_some_and(|arriving| !arriving.task.is_finished()) {
             let outcome = FailoverOutcome::Arriving;
             let why = Some("its owner hands it over as soon as a client writes here".into());
@@ -143,17 +153,21 @@ impl Volumes {
             State::Removing => Step::again(VolumeError::Busy(name.to_owned()), None),
             State::Failed => Step::refused(name, report.error.unwrap_or_default(), None),
             State::Replica => self.fail_over_copy(&report, asked).await,
-            State::Opening | State::Unavailable | State::Fenced => self.await_open(&report, asked).await,
+            State::Opening | State::Unavailable | State::Fenced => {
+                self.await_open(&report, asked).await
+            }
         }
     }
 
-    /// A volume that is served here, unless another host has taken it over and this one has not found out yet.
+    /// A volume that is served here, unless another host has taken it over and this one has not
+    /// found out yet.
     async fn is_here(&self, report: &VolumeReport, asked: &Asked) -> Step {
         let name = report.name.clone();
         match self.record_in_time(&report.backend, asked).await {
-            Ok(Some(found)) if !self.owns(&found) => {
-                Step::again(format!("host {} has taken volume {name} over", found.host), Some(&found))
-            }
+            Ok(Some(found)) if !self.owns(&found) => Step::again(
+                format!("host {} has taken volume {name} over", found.host),
+                Some(&found),
+            ),
             Ok(_) => self.here(&name),
             Err(error) => Step::again(open_error(&name, error), None),
         }
@@ -167,7 +181,8 @@ impl Volumes {
     /// A volume that has no backend: it may be about to get it.
     async fn await_open(self: &Arc<Self>, report: &VolumeReport, asked: &Arc<Asked>) -> Step {
         let name = &report.name;
-        let why = report.error.clone().unwrap_or_else(|| format!("volume {name} is still being opened"));
+        let why =
+            report.error.clone().unwrap_or_else(|| format!("volume {name} is still being opened"));
         if self.waiting(name).is_some() {
             return Step::refused(name, why, None);
         }
@@ -192,7 +207,8 @@ impl Volumes {
                 false => Step::again(why, Some(&found)),
             };
         }
-        let other = found.peer.as_ref().map(|peer| format!(", and the other copy on host {}", peer.host));
+        let other =
+            found.peer.as_ref().map(|peer| format!(", and the other copy on host {}", peer.host));
         let why = format!("its newest data is on host {}{}", found.host, other.unwrap_or_default());
         Step::refused(name, why, Some(&found))
     }
@@ -208,7 +224,11 @@ impl Volumes {
         let found = match self.record_in_time(&report.backend, asked).await {
             Ok(Some(found)) => found,
             Ok(None) => {
-                return Step::refused(name, format!("{} has no ownership record", report.backend), None);
+                return Step::refused(
+                    name,
+                    format!("{} has no ownership record", report.backend),
+                    None,
+                );
             }
             Err(error) => return Step::failed(name, &open_error(name, error), None),
         };
@@ -247,7 +267,11 @@ impl Volumes {
     ) -> Step {
         let name = &report.name;
         let Ok(uri) = report.backend.parse::<BackendUri>() else {
-            return Step::refused(name, format!("its image has no name: {}", report.backend), Some(found));
+            return Step::refused(
+                name,
+                format!("its image has no name: {}", report.backend),
+                Some(found),
+            );
         };
         let prepared = match timeout_at(asked.begin_until, self.prepared(&uri)).await {
             Ok(Ok(prepared)) => prepared,
@@ -263,13 +287,16 @@ impl Volumes {
         let wanted = move |now: &Ownership| still.may_begin(now, here.owns(now));
         let (volumes, of) = (self.clone(), name.clone());
         // What has begun goes on to its end, also if nobody waits for it.
-        let taking =
-            tokio::spawn(async move { volumes.take_over_if(&of, false, (prepared, None), wanted).await });
+        let taking = tokio::spawn(async move {
+            volumes.take_over_if(&of, false, (prepared, None), wanted).await
+        });
         match timeout_at(asked.begin_until, taking).await {
             Ok(Ok(Ok(()))) => Step::Done(self.taken_over(name, found, mine)),
             Ok(Ok(Err(error))) => Step::failed(name, &error, Some(found)),
             Ok(Err(_)) => Step::again("the takeover has ended in an internal error", Some(found)),
-            Err(_) => Step::again(format!("the takeover of volume {name} is under way"), Some(found)),
+            Err(_) => {
+                Step::again(format!("the takeover of volume {name} is under way"), Some(found))
+            }
         }
     }
 
@@ -283,13 +310,16 @@ impl Volumes {
         }
     }
 
-    /// Whether nothing is heard of a host. A word that comes later than the silence that counts as death after the question was
-    /// not on its way when the host died: so a host that has just died is waited for, and one that is alive is told for certain.
+    /// Whether nothing is heard of a host. A word that comes later than the silence that counts as
+    /// death after the question was not on its way when the host died: so a host that has just died
+    /// is waited for, and one that is alive is told for certain.
     async fn silent(&self, host: &str) -> Result<(), String> {
         let (since, silence_max) = (Instant::now(), Time::from_nanos(self.pairs.limits.silence_ns));
         loop {
             let silence = self.shard.silence_of(host).await.ok().flatten();
-            let Some(silence) = silence.filter(|silence| *silence <= silence_max) else { return Ok(()) };
+            let Some(silence) = silence.filter(|silence| *silence <= silence_max) else {
+                return Ok(());
+            };
             if since.elapsed() >= silence + silence_max {
                 let ms = silence.as_millis();
                 return Err(format!(
@@ -301,8 +331,13 @@ impl Volumes {
     }
 
     /// The ownership record of an image, if it can be read while there is time.
-    async fn record_in_time(&self, image: &str, asked: &Asked) -> Result<Option<Ownership>, BackendError> {
-        let uri: BackendUri = image.parse().map_err(|_| internal("reading the name of its image"))?;
+    async fn record_in_time(
+        &self,
+        image: &str,
+        asked: &Asked,
+    ) -> Result<Option<Ownership>, BackendError> {
+        let uri: BackendUri =
+            image.parse().map_err(|_| internal("reading the name of its image"))?;
         match timeout_at(asked.begin_until, self.ownership(&uri)).await {
             Ok(found) => found,
             Err(_) => {
@@ -321,7 +356,8 @@ impl Asked {
         self.named || of == self.fenced.as_ref()
     }
 
-    /// Whether a takeover may begin while the record is this one: time has passed since it was looked at.
+    /// Whether a takeover may begin while the record is this one: time has passed since it was
+    /// looked at.
     fn may_begin(&self, now: &Ownership, ours: bool) -> Result<(), String> {
         // A takeover that was cut short is only finished.
         if ours {
@@ -368,7 +404,8 @@ mod tests {
         let (now, soon) = (Time::ZERO, Time::from_secs(60));
         asked("h1", soon).may_begin(&record(1, "h1"), false).expect("its owner is fenced");
         asked("h1", now).may_begin(&record(2, "h2"), true).expect("it is this cache's already");
-        let other = asked("h1", soon).may_begin(&record(3, "h3"), false).expect_err("another owner");
+        let other =
+            asked("h1", soon).may_begin(&record(3, "h3"), false).expect_err("another owner");
         assert!(other.contains("host h3 owns it by now"), "{other}");
         let late = asked("h1", now);
         std::thread::sleep(Time::from_millis(2));
@@ -381,9 +418,11 @@ mod tests {
     fn a_refusal_is_one_line_with_the_volume_in_it() {
         let refused = refused("vm1", "host h1\nowns it", Some("h1".into()));
         assert_eq!(refused.why.as_deref(), Some("cannot take volume vm1 over: host h1 owns it"));
-        let Step::Done(failed) =
-            Step::failed("vm1", &VolumeError::NotInSync { name: "vm1".into(), why: "no".into() }, None)
-        else {
+        let Step::Done(failed) = Step::failed(
+            "vm1",
+            &VolumeError::NotInSync { name: "vm1".into(), why: "no".into() },
+            None,
+        ) else {
             panic!("a decision")
         };
         assert_eq!(failed.why.as_deref(), Some("cannot take volume vm1 over: no"));

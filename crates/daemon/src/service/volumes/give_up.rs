@@ -1,4 +1,5 @@
-//! A volume goes without what is dirty: its image is gone for good, or what the cache alone has of it is not wanted any more.
+//! A volume goes without what is dirty: its image is gone for good, or what the cache alone has of
+//! it is not wanted any more.
 
 use super::attach::is_attached;
 use super::{Entry, Volumes, from_shard, lock};
@@ -13,18 +14,24 @@ use tidepool_engine::api::{ControlError, VolumeId};
 use tokio::time::timeout;
 use tracing::warn;
 
-/// How long an image is waited for that is to be freed: Ceph forgets a client that has died after 30 s.
+/// How long an image is waited for that is to be freed: Ceph forgets a client that has died after
+/// 30 s.
 const FREE_WAIT_MAX: Duration = Duration::from_secs(60);
 /// How long an attempt to open it is waited for, which may get no answer.
 const OPENING_WAIT_MAX: Duration = Duration::from_secs(10);
 
 impl Volumes {
-    /// Forgets a volume with what the cache alone has of it, and frees its image, as far as that can be reached.
+    /// Forgets a volume with what the cache alone has of it, and frees its image, as far as that
+    /// can be reached.
     ///
     /// # Errors
-    /// Something of it is dirty, or it is another host's second copy that counts, and the loss is not accepted; or requests wait for its
-    /// image. Nothing has changed then.
-    pub async fn give_up(self: &Arc<Self>, name: &str, accept_loss: bool) -> Result<GaveUp, VolumeError> {
+    /// Something of it is dirty, or it is another host's second copy that counts, and the loss is
+    /// not accepted; or requests wait for its image. Nothing has changed then.
+    pub async fn give_up(
+        self: &Arc<Self>,
+        name: &str,
+        accept_loss: bool,
+    ) -> Result<GaveUp, VolumeError> {
         let Ok(entry) = self.entry(name) else {
             let (removed, freed) = self.forget_copy(name, accept_loss).await?;
             return Ok(GaveUp { freed, ..nothing_lost(removed) });
@@ -35,7 +42,9 @@ impl Volumes {
         if entry.is_wish() {
             return Ok(nothing_lost(self.forget_wish(&entry)));
         }
-        let Some(id) = lock(&entry.facts).id else { return Err(VolumeError::Unknown(name.to_owned())) };
+        let Some(id) = lock(&entry.facts).id else {
+            return Err(VolumeError::Unknown(name.to_owned()));
+        };
         entry.stay();
         lock(&entry.facts).given_up = true;
         // Nobody opens the image meanwhile, unless somebody does so already and gets no answer.
@@ -68,7 +77,11 @@ impl Volumes {
     ///
     /// # Errors
     /// There is something, and the loss is not accepted.
-    async fn would_lose(&self, entry: &Entry, accept_loss: bool) -> Result<(u64, f64), VolumeError> {
+    async fn would_lose(
+        &self,
+        entry: &Entry,
+        accept_loss: bool,
+    ) -> Result<(u64, f64), VolumeError> {
         let name = &entry.name;
         let status = self.volume_status(name).await?;
         let (bytes, seconds) = (status.exposure.bytes, status.exposure.seconds);
@@ -82,7 +95,8 @@ impl Volumes {
         Ok((bytes, seconds))
     }
 
-    /// Forgets a volume that has no backend, and frees its image, if it is known that nobody opens that.
+    /// Forgets a volume that has no backend, and frees its image, if it is known that nobody opens
+    /// that.
     async fn forget_closed(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -160,14 +174,28 @@ impl Volumes {
         Ok(())
     }
 
-    /// Writes down what is given up, for the day on which an image comes back that is out of reach now.
-    async fn note(&self, entry: &Entry, generation: u64, lost: (u64, f64)) -> Result<(), BackendError> {
-        let note = GivenUp::new(self.cache_uuid, generation, (&entry.name, &entry.backend.to_string()), lost);
+    /// Writes down what is given up, for the day on which an image comes back that is out of reach
+    /// now.
+    async fn note(
+        &self,
+        entry: &Entry,
+        generation: u64,
+        lost: (u64, f64),
+    ) -> Result<(), BackendError> {
+        let note = GivenUp::new(
+            self.cache_uuid,
+            generation,
+            (&entry.name, &entry.backend.to_string()),
+            lost,
+        );
         let written = tokio::task::spawn_blocking(move || note.write(None)).await;
-        written.unwrap_or_else(|_| Err(super::replication::internal("writing the note of what is given up")))
+        written.unwrap_or_else(|_| {
+            Err(super::replication::internal("writing the note of what is given up"))
+        })
     }
 
-    /// Frees the image of a volume that was given up: brings it to its newest group, if it is drained by groups.
+    /// Frees the image of a volume that was given up: brings it to its newest group, if it is
+    /// drained by groups.
     async fn free(&self, entry: &Entry) -> Freed {
         let (uri, cache_uuid) = (entry.backend.clone(), self.cache_uuid);
         let image = super::attach::image_of(&uri);
@@ -189,7 +217,8 @@ impl Volumes {
         }
     }
 
-    /// A backend that has opened when its volume was given up already: the image is as it was left, and is freed.
+    /// A backend that has opened when its volume was given up already: the image is as it was left,
+    /// and is freed.
     pub(super) async fn free_late(&self, entry: &Entry, backend: Option<Box<dyn Backend>>) {
         self.put_back(entry, backend, false).await;
         let freed = self.free(entry).await;
@@ -202,7 +231,8 @@ fn nothing_lost(Removed { name, backend, .. }: Removed) -> GaveUp {
     GaveUp { name, backend, bytes: 0, seconds: 0.0, freed: Freed::NotOurs }
 }
 
-/// Frees an image that is this cache's, unless a copy on another host counts, which has what is given up here.
+/// Frees an image that is this cache's, unless a copy on another host counts, which has what is
+/// given up here.
 fn free(uri: &tidepool_backend::BackendUri, cache_uuid: [u8; 16]) -> Result<Freed, BackendError> {
     let record = tidepool_backend::ownership(uri, None)?;
     let Some(record) = record.filter(|record| record.cache_uuid.as_bytes() == &cache_uuid) else {

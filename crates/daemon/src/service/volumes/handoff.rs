@@ -27,13 +27,14 @@ const LET_GO_PAUSE: Duration = Duration::from_millis(300);
 const LET_GO_WAIT: Duration = Duration::from_secs(30);
 
 impl Volumes {
-    /// Has the peer of a volume serve it from its copy: this host lets go of the image with everything in both logs, and holds the
-    /// other copy from then on. `to` is the peer's host, if it was said; where clients are connected here, they lose the
-    /// connection with `disconnect`.
+    /// Has the peer of a volume serve it from its copy: this host lets go of the image with
+    /// everything in both logs, and holds the other copy from then on. `to` is the peer's host, if
+    /// it was said; where clients are connected here, they lose the connection with `disconnect`.
     ///
     /// # Errors
-    /// There is no copy in sync, or it is on another host, or clients are connected; nothing has changed then. Or the peer does not
-    /// take the volume: it is served here again, if the image can be opened.
+    /// There is no copy in sync, or it is on another host, or clients are connected; nothing has
+    /// changed then. Or the peer does not take the volume: it is served here again, if the image
+    /// can be opened.
     pub async fn hand_over(
         self: &Arc<Self>,
         name: &str,
@@ -46,7 +47,9 @@ impl Volumes {
         let refused = |why: String| VolumeError::NotHandedOver { name: name.to_owned(), why };
         let found = self.ownership(&entry.backend).await;
         let found = found.map_err(|source| VolumeError::Open { name: name.to_owned(), source })?;
-        let Some((found, peer)) = found.and_then(|found| found.peer.clone().map(|peer| (found, peer))) else {
+        let Some((found, peer)) =
+            found.and_then(|found| found.peer.clone().map(|peer| (found, peer)))
+        else {
             return Err(refused(ShardError::NoCopy.to_string()));
         };
         if let Some(to) = to.filter(|to| *to != peer.host) {
@@ -81,13 +84,16 @@ impl Volumes {
             (Err(why), None) => Err(refused(why)),
             (Err(why), Some(again)) => Err(match again.await {
                 Ok(Ok(())) => refused(format!("{why}; it is served here again")),
-                Ok(Err(error)) => refused(format!("{why}; and here: {}", crate::failure::one_line(&error))),
+                Ok(Err(error)) => {
+                    refused(format!("{why}; and here: {}", crate::failure::one_line(&error)))
+                }
                 Err(_) => refused(why),
             }),
         }
     }
 
-    /// Does something that is refused while clients are connected. Those that have hung up just now are waited for.
+    /// Does something that is refused while clients are connected. Those that have hung up just now
+    /// are waited for.
     pub(super) async fn without_clients<T, F: Future<Output = Result<T, ShardError>>>(
         &self,
         attempt: impl Fn() -> F,
@@ -137,8 +143,9 @@ impl Volumes {
         closed.map_err(|why| format!("its image cannot be let go of: {why}"))
     }
 
-    /// A volume that has let go of its image goes on as after a restart: the record says whose it is. Nothing is done where it has
-    /// become another's copy, or this host's again, meanwhile. Its image is rolled back to a snapshot first, if one is named.
+    /// A volume that has let go of its image goes on as after a restart: the record says whose it
+    /// is. Nothing is done where it has become another's copy, or this host's again, meanwhile. Its
+    /// image is rolled back to a snapshot first, if one is named.
     pub(super) async fn go_on(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -197,10 +204,11 @@ impl Volumes {
         self.take_over_if(name, false, (prepared, None), let_go).await
     }
 
-    /// Nothing of a volume arrives at its image any more: another owner has that, or the cluster has blocklisted this client. Lets go of
-    /// it, and goes on as after a restart, which finds out.
+    /// Nothing of a volume arrives at its image any more: another owner has that, or the cluster
+    /// has blocklisted this client. Lets go of it, and goes on as after a restart, which finds out.
     pub(in crate::service) fn find_owner(self: &Arc<Self>, name: &str) {
-        let Some(entry) = lock(&self.entries).get(name).filter(|_| !is_parent_name(name)).cloned() else {
+        let Some(entry) = lock(&self.entries).get(name).filter(|_| !is_parent_name(name)).cloned()
+        else {
             return;
         };
         let id = {
@@ -219,7 +227,8 @@ impl Volumes {
         tokio::spawn(self.clone().let_go(entry, id));
     }
 
-    /// Another host has the image of a volume that was served here: lets go of it, so that this cache can hold the other copy.
+    /// Another host has the image of a volume that was served here: lets go of it, so that this
+    /// cache can hold the other copy.
     pub(super) async fn let_go(self: Arc<Self>, entry: Arc<Entry>, id: VolumeId) {
         let name = &entry.name;
         entry.stay();
@@ -230,7 +239,9 @@ impl Volumes {
                 // Another operation on it ends soon, or has removed it.
                 Err(ShardError::Control(ControlError::Busy)) => sleep(LET_GO_PAUSE).await,
                 // It has let go in another way.
-                Err(ShardError::Attached(_) | ShardError::Control(ControlError::Detached)) => return,
+                Err(ShardError::Attached(_) | ShardError::Control(ControlError::Detached)) => {
+                    return;
+                }
                 Err(_) if removing => return,
                 Err(error) => {
                     warn!("volume {name}: it cannot let go of its image yet: {error}");
@@ -244,7 +255,9 @@ impl Volumes {
             match timeout(CLOSE_WAIT_MAX, close(backend, false)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => info!("volume {name}: its image is let go of ({error})"),
-                Err(_) => warn!("volume {name}: {} does not answer while it is closed", entry.backend),
+                Err(_) => {
+                    warn!("volume {name}: {} does not answer while it is closed", entry.backend)
+                }
             }
         }
         self.go_on(&entry, id, None).await;

@@ -48,7 +48,8 @@ impl Volumes {
         rule(change.mode.or(Some(Mode::WriteThrough)))?;
         if change.dirty_max.is_some() {
             let quota = quota_rule(change.dirty_max);
-            let quota = quota.map_err(|source| VolumeError::Mode { name: name.to_owned(), source })?;
+            let quota =
+                quota.map_err(|source| VolumeError::Mode { name: name.to_owned(), source })?;
             self.shard.set_dirty_bytes_max(id, quota).await.map_err(shard_error)?;
         }
         if let Some(mode) = change.mode {
@@ -85,16 +86,17 @@ impl Volumes {
         let _change = entry.begin_change()?;
         let id = entry.attached("resize")?;
         if entry.is_departing() {
-            let why =
-                "it may go to another host at any moment (volume handoff --cancel ends that)".to_owned();
+            let why = "it may go to another host at any moment (volume handoff --cancel ends that)"
+                .to_owned();
             return Err(VolumeError::Invalid { name: name.to_owned(), why });
         }
         let _alone = self.alone(id).await.map_err(from_shard("resize", name))?;
         self.shard.resize(id, size.0).await.map_err(from_shard("resize", name))
     }
 
-    /// Gives the image back: drained, compared with the cache, unlocked. As long as it drains, a caller
-    /// that goes away ends the removal and the volume goes on serving; what follows runs to its end.
+    /// Gives the image back: drained, compared with the cache, unlocked. As long as it drains, a
+    /// caller that goes away ends the removal and the volume goes on serving; what follows runs to
+    /// its end.
     ///
     /// # Errors
     /// The volume goes on serving, unless the error says that it is removed.
@@ -139,8 +141,11 @@ impl Volumes {
                 return done.map_err(shard_error);
             }
             let status = self.shard.status().await.map_err(shard_error)?;
-            let now =
-                status.volumes.iter().find(|v| v.status.id == id).map(|v| v.status.count.drained_blocks);
+            let now = status
+                .volumes
+                .iter()
+                .find(|v| v.status.id == id)
+                .map(|v| v.status.count.drained_blocks);
             if now != Some(drained) {
                 (drained, since) = (now.unwrap_or(u64::MAX), Instant::now());
             } else if since.elapsed() > STALL_WAIT_MAX {
@@ -150,7 +155,11 @@ impl Volumes {
         }
     }
 
-    async fn finish_removal(self: &Arc<Self>, entry: &Entry, id: VolumeId) -> Result<Removed, VolumeError> {
+    async fn finish_removal(
+        self: &Arc<Self>,
+        entry: &Entry,
+        id: VolumeId,
+    ) -> Result<Removed, VolumeError> {
         let name = entry.name.clone();
         entry.set_state(Some(State::Removing), None);
         let backend = match self.shard.remove_volume(id, true).await {

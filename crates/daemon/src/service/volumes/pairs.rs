@@ -1,4 +1,5 @@
-//! What this host does about second copies: where they may be, how long it waits for other hosts, and what those may do here.
+//! What this host does about second copies: where they may be, how long it waits for other hosts,
+//! and what those may do here.
 
 use crate::service::doors::Doors;
 use crate::service::peers::{Hosts, Images, Route};
@@ -37,7 +38,8 @@ impl Pairs {
         !self.peers.is_empty()
     }
 
-    /// What write-back does while there is no second copy that counts, of a volume with this accepted loss.
+    /// What write-back does while there is no second copy that counts, of a volume with this
+    /// accepted loss.
     pub(super) fn alone_with(&self, accept_loss: Option<Duration>) -> Degraded {
         if accept_loss.is_some() { Degraded::No } else { self.without_peer }
     }

@@ -1,11 +1,14 @@
-//! Second copies of volumes (RFC 9): which volumes are to have one, and how a copy becomes a volume.
+//! Second copies of volumes (RFC 9): which volumes are to have one, and how a copy becomes a
+//! volume.
 
 use super::takeover::Taking;
 use super::{Entry, Volumes, from_shard, lock};
 use crate::admin::{Freed, Removed};
 use crate::failure::one_line;
 use crate::service::VolumeError;
-use crate::service::peers::{Replicated, check_place, is_way_of_this_host, me, not_taken, record_of};
+use crate::service::peers::{
+    Replicated, check_place, is_way_of_this_host, me, not_taken, record_of,
+};
 use crate::service::plan::Wanted;
 use crate::shard::ShardError;
 use crate::volume::is_parent_name;
@@ -94,19 +97,29 @@ impl Volumes {
     }
 
     /// The ownership record of an image, as it is now.
-    pub(super) async fn ownership(&self, uri: &BackendUri) -> Result<Option<Ownership>, BackendError> {
-        self.ask_image(uri, "reading the ownership record", |uri| tidepool_backend::ownership(uri, None))
-            .await
+    pub(super) async fn ownership(
+        &self,
+        uri: &BackendUri,
+    ) -> Result<Option<Ownership>, BackendError> {
+        self.ask_image(uri, "reading the ownership record", |uri| {
+            tidepool_backend::ownership(uri, None)
+        })
+        .await
     }
 
-    /// Makes the copy of another host's volume that is in this cache the volume, and serves it. The host that was the owner is fenced.
-    /// With `accept_loss` also where this host was restarted since the copy counted, and a volume of this host's that waits for the
-    /// word of its peer: what was flushed is here, the newest of what was not may be lost.
+    /// Makes the copy of another host's volume that is in this cache the volume, and serves it. The
+    /// host that was the owner is fenced. With `accept_loss` also where this host was restarted
+    /// since the copy counted, and a volume of this host's that waits for the word of its peer:
+    /// what was flushed is here, the newest of what was not may be lost.
     ///
     /// # Errors
-    /// There is no such copy, or the ownership record does not say that it counts; nothing has changed then. Or the image cannot
-    /// be opened yet: that goes on in the background.
-    pub async fn take_over(self: &Arc<Self>, name: &str, accept_loss: bool) -> Result<(), VolumeError> {
+    /// There is no such copy, or the ownership record does not say that it counts; nothing has
+    /// changed then. Or the image cannot be opened yet: that goes on in the background.
+    pub async fn take_over(
+        self: &Arc<Self>,
+        name: &str,
+        accept_loss: bool,
+    ) -> Result<(), VolumeError> {
         if let Some(waiting) = self.waiting(name) {
             return self.serve_alone(&waiting, accept_loss).await;
         }
@@ -121,8 +134,8 @@ impl Volumes {
         self.ask_image(uri, "connecting to its image", tidepool_backend::prepare).await
     }
 
-    /// Asks something of an image on a thread that may block. Never more than one thread hangs in an image that does not answer,
-    /// however often it is asked.
+    /// Asks something of an image on a thread that may block. Never more than one thread hangs in
+    /// an image that does not answer, however often it is asked.
     pub(in crate::service) async fn ask_image<T: Send + 'static>(
         &self,
         uri: &BackendUri,
@@ -137,8 +150,9 @@ impl Volumes {
         asked.await.unwrap_or_else(|_| Err(internal(what)))
     }
 
-    /// Takes a volume over as [`Volumes::take_over`] does, if `wanted` accepts the record, with what was made ready and the settings
-    /// that are asked for. Only the record that `wanted` has seen is changed: one of another generation by then is left as it is.
+    /// Takes a volume over as [`Volumes::take_over`] does, if `wanted` accepts the record, with
+    /// what was made ready and the settings that are asked for. Only the record that `wanted` has
+    /// seen is changed: one of another generation by then is left as it is.
     pub(super) async fn take_over_if(
         self: &Arc<Self>,
         name: &str,
@@ -169,17 +183,22 @@ impl Volumes {
         let mut take_over = None;
         if !self.owns(&found) {
             match self.shard.prepare(id, me, record, accept_loss).await {
-                Err(ShardError::NotInSync(_)) => return Err(self.not_in_sync(name, id, &uri, &found).await),
+                Err(ShardError::NotInSync(_)) => {
+                    return Err(self.not_in_sync(name, id, &uri, &found).await);
+                }
                 prepared => prepared.map_err(shard_error)?,
             }
             let (cache_uuid, generation) = (self.cache_uuid, record.generation);
-            take_over = Some(TakeOver { cache_uuid, generation, accept_loss, ..TakeOver::default() });
+            take_over =
+                Some(TakeOver { cache_uuid, generation, accept_loss, ..TakeOver::default() });
         }
         // It is not followed any more. One that has let go of the image serves nothing.
         let unfollowed = self.shard.unfollowed_for(id).await.map_err(shard_error)?;
         let unfollowed = unfollowed.unwrap_or_else(|| self.since.elapsed());
         let left = Time::from_nanos(
-            self.pairs.limits.serves_after(u64::try_from(unfollowed.as_nanos()).unwrap_or(u64::MAX)),
+            self.pairs
+                .limits
+                .serves_after(u64::try_from(unfollowed.as_nanos()).unwrap_or(u64::MAX)),
         );
         let serve_from = (found.state == OwnerState::Open).then(|| Instant::now() + left);
         let taking = Taking { prepared, take_over, serve_from };
@@ -196,8 +215,9 @@ impl Volumes {
         outcome.inspect(|()| info!("volume {name}: taken over from {}", found.host))
     }
 
-    /// Forgets the copy of another host's volume, unless it counts; with `accept_loss` whatever its record says. Others write that record,
-    /// and the copy has a name here that another volume may need. Returns what it means for the image, too.
+    /// Forgets the copy of another host's volume, unless it counts; with `accept_loss` whatever its
+    /// record says. Others write that record, and the copy has a name here that another volume may
+    /// need. Returns what it means for the image, too.
     pub(super) async fn forget_copy(
         &self,
         name: &str,
@@ -236,8 +256,12 @@ impl Volumes {
                 freed.text(&spec.backend)
             ),
         }
-        let removed =
-            Removed { name: name.to_owned(), backend: spec.backend, verified: false, direct_use: Vec::new() };
+        let removed = Removed {
+            name: name.to_owned(),
+            backend: spec.backend,
+            verified: false,
+            direct_use: Vec::new(),
+        };
         Ok((removed, freed))
     }
 
@@ -246,8 +270,9 @@ impl Volumes {
         let known = self.shard.status().await.ok().into_iter().flat_map(|status| status.volumes);
         let status = known.map(|volume| volume.status).find(|status| status.id == id);
         let bytes = status.map_or(0, |status| status.dirty_bytes + status.dirty_zero_bytes);
-        let anyway =
-            format!("to forget it all the same: tidepool volume remove {name} --give-up --accept-loss");
+        let anyway = format!(
+            "to forget it all the same: tidepool volume remove {name} --give-up --accept-loss"
+        );
         match self.owns(found) {
             true => format!(
                 "its record says that it is this host's, so that what is not in its image ({bytes} bytes at most) is lost with it; \
@@ -261,8 +286,9 @@ impl Volumes {
         }
     }
 
-    /// Forgets a copy of an image that was begun in a way that is not this host's, unless it counts. The record is read in this host's
-    /// way, `uri`. The volume keeps its socket, since its copy begins anew.
+    /// Forgets a copy of an image that was begun in a way that is not this host's, unless it
+    /// counts. The record is read in this host's way, `uri`. The volume keeps its socket, since its
+    /// copy begins anew.
     pub(in crate::service) async fn forget_old_copy(
         &self,
         name: &str,
@@ -273,18 +299,24 @@ impl Volumes {
         let found = self.ownership(uri).await;
         let found = found.map_err(|source| VolumeError::Open { name: name.to_owned(), source })?;
         if let Some(found) = found.filter(|found| self.owns(found) || self.has_copy_of(found)) {
-            let why =
-                format!("its record says by now that it counts, or is this host's; {} owns it", found.host);
+            let why = format!(
+                "its record says by now that it counts, or is this host's; {} owns it",
+                found.host
+            );
             return Err(VolumeError::NotForgotten { name: name.to_owned(), why });
         }
         self.shard.remove_volume(id, false).await.map_err(from_shard("remove", name))?;
-        info!("volume {name}: its copy begins anew as {uri}, since another host had said {}", spec.backend);
+        info!(
+            "volume {name}: its copy begins anew as {uri}, since another host had said {}",
+            spec.backend
+        );
         Ok(())
     }
 
-    /// Images in the way that an operator of this host takes to them: those of its own volumes, also of those that are not open or only
-    /// configured. The copies among the volumes that are `known` are others' where it is said which images those may name. Else each of
-    /// them may be a volume of this host that is served elsewhere for a while, and is to come back.
+    /// Images in the way that an operator of this host takes to them: those of its own volumes,
+    /// also of those that are not open or only configured. The copies among the volumes that are
+    /// `known` are others' where it is said which images those may name. Else each of them may be a
+    /// volume of this host that is served elsewhere for a while, and is to come back.
     pub(in crate::service) fn own_images(
         &self,
         known: &[(VolumeId, VolumeSpec, VolumeState)],
@@ -296,12 +328,16 @@ impl Volumes {
         served.chain(wanted).chain(lock(&self.configured).iter().cloned()).collect()
     }
 
-    /// Looks whether this host takes the way to its image that was written down with a copy. What another daemon of this host has said is
-    /// taken. Returns the image.
+    /// Looks whether this host takes the way to its image that was written down with a copy. What
+    /// another daemon of this host has said is taken. Returns the image.
     ///
     /// # Errors
     /// It does not: that is for an operator to decide.
-    pub(super) async fn check_way(&self, name: &str, recorded: &str) -> Result<BackendUri, VolumeError> {
+    pub(super) async fn check_way(
+        &self,
+        name: &str,
+        recorded: &str,
+    ) -> Result<BackendUri, VolumeError> {
         let uri: BackendUri = recorded.parse()?;
         if !self.pairs.takes_from_hosts {
             return Ok(uri);
@@ -326,8 +362,8 @@ impl Volumes {
         }
     }
 
-    /// A copy that is found at the start may be this host's volume already: a takeover was cut short then, or an owner that was
-    /// getting from its peer what it had lost.
+    /// A copy that is found at the start may be this host's volume already: a takeover was cut
+    /// short then, or an owner that was getting from its peer what it had lost.
     pub(super) async fn finish_takeover(self: Arc<Self>, name: String, asked: Option<Wanted>) {
         let mut said = String::new();
         loop {
@@ -336,7 +372,8 @@ impl Volumes {
             if said != text {
                 warn!("{text}");
             }
-            // What is being opened is tried on and on there; else its record cannot be read for now.
+            // What is being opened is tried on and on there; else its record cannot be read for
+            // now.
             let passes = matches!(error, VolumeError::Open { .. }) && !error.is_decision();
             if !passes || self.is_opening(&name) {
                 return;
@@ -346,7 +383,11 @@ impl Volumes {
         }
     }
 
-    async fn finish_if_owned(self: &Arc<Self>, name: &str, asked: Option<Wanted>) -> Result<(), VolumeError> {
+    async fn finish_if_owned(
+        self: &Arc<Self>,
+        name: &str,
+        asked: Option<Wanted>,
+    ) -> Result<(), VolumeError> {
         let (_, spec, uri, found) = self.copy("take over", name, &Prepared::default()).await?;
         if !found.is_some_and(|found| self.owns(&found)) {
             return Ok(());
@@ -392,10 +433,12 @@ impl Volumes {
         self.known_if(what, name, |state| state == VolumeState::Replica).await
     }
 
-    /// A copy that is to be forgotten, which may have failed. A volume of this host's own that has failed has an entry.
+    /// A copy that is to be forgotten, which may have failed. A volume of this host's own that has
+    /// failed has an entry.
     async fn forgettable_copy(&self, name: &str) -> Result<(VolumeId, VolumeSpec), VolumeError> {
         let has_entry = lock(&self.entries).contains_key(name);
-        let is_copy = |state| state == VolumeState::Replica || state == VolumeState::Failed && !has_entry;
+        let is_copy =
+            |state| state == VolumeState::Replica || state == VolumeState::Failed && !has_entry;
         self.known_if("remove", name, is_copy).await
     }
 

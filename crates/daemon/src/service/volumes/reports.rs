@@ -45,7 +45,8 @@ impl Volumes {
             report::volume(status, self.with_socket(name, known))
         };
         let mut reports: Vec<VolumeReport> = shard.volumes.iter().map(report).collect();
-        let is_known = |name: &str| shard.volumes.iter().any(|known| known.status.spec.name == name);
+        let is_known =
+            |name: &str| shard.volumes.iter().any(|known| known.status.spec.name == name);
         for entry in entries.values().filter(|entry| !is_known(&entry.name)) {
             let facts = lock(&entry.facts);
             if let Some(wish) = &facts.wish {

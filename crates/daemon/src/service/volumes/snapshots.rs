@@ -1,4 +1,5 @@
-//! Snapshots of a volume's image, which nobody else can take, remove or protect while a cache owns it.
+//! Snapshots of a volume's image, which nobody else can take, remove or protect while a cache owns
+//! it.
 
 use super::attach::image_of;
 use super::{Entry, Volumes, lock};
@@ -39,8 +40,10 @@ impl Rollback {
 
     /// An attempt to open the image has ended like this: only a rollback may lead out.
     pub(super) fn ended<T>(&mut self, outcome: &Result<T, VolumeError>) {
-        self.is_half_done =
-            matches!(outcome, Err(VolumeError::Open { source: BackendError::HalfRolledBack { .. }, .. }));
+        self.is_half_done = matches!(
+            outcome,
+            Err(VolumeError::Open { source: BackendError::HalfRolledBack { .. }, .. })
+        );
     }
 
     /// It is not made with a later attempt.
@@ -63,7 +66,11 @@ struct Asked<'a> {
 
 impl Asked<'_> {
     fn refused(&self, why: impl Into<String>) -> VolumeError {
-        VolumeError::Snapshot { what: self.what.clone(), name: self.volume.to_owned(), why: why.into() }
+        VolumeError::Snapshot {
+            what: self.what.clone(),
+            name: self.volume.to_owned(),
+            why: why.into(),
+        }
     }
 
     /// The volume cannot be taken out of service.
@@ -110,12 +117,15 @@ impl Volumes {
         let (image, seconds) = self.take(&asked, &entry, OF_MIRRORING).await?;
         // The shard is not told its name.
         let listed = self.listed(&asked, &entry).await?.into_iter();
-        let newest = listed.filter(|found| found.kind == SnapshotKind::Mirror).max_by_key(|found| found.id);
-        let snapshot = newest.map_or_else(|| image.clone(), |found| format!("{image}@{}", found.name));
+        let newest =
+            listed.filter(|found| found.kind == SnapshotKind::Mirror).max_by_key(|found| found.id);
+        let snapshot =
+            newest.map_or_else(|| image.clone(), |found| format!("{image}@{}", found.name));
         Ok(Snapshot { volume: name.to_owned(), snapshot, seconds })
     }
 
-    /// Has the shard take a snapshot of this name, or one [`OF_MIRRORING`]; returns the image and the seconds that it took.
+    /// Has the shard take a snapshot of this name, or one [`OF_MIRRORING`]; returns the image and
+    /// the seconds that it took.
     async fn take(
         &self,
         asked: &Asked<'_>,
@@ -211,13 +221,19 @@ impl Volumes {
         Ok(ChangedSnapshot { volume: name.to_owned(), snapshot: at, action })
     }
 
-    /// Returns a volume without clients to the state of a snapshot, and returns when the volume is served again. The cache drops
-    /// what it holds of the volume, and the second copy begins anew. A rollback that was cut short is finished by another call.
+    /// Returns a volume without clients to the state of a snapshot, and returns when the volume is
+    /// served again. The cache drops what it holds of the volume, and the second copy begins anew.
+    /// A rollback that was cut short is finished by another call.
     ///
     /// # Errors
-    /// The snapshot does not exist, a client is connected, or the image does not have all dirty data: then nothing has changed.
-    /// Or the change of the image has failed: then the volume is not served until the rollback is repeated; its status says so.
-    pub async fn roll_back(self: &Arc<Self>, name: &str, snapshot: &str) -> Result<RolledBack, VolumeError> {
+    /// The snapshot does not exist, a client is connected, or the image does not have all dirty
+    /// data: then nothing has changed. Or the change of the image has failed: then the volume is
+    /// not served until the rollback is repeated; its status says so.
+    pub async fn roll_back(
+        self: &Arc<Self>,
+        name: &str,
+        snapshot: &str,
+    ) -> Result<RolledBack, VolumeError> {
         let entry = self.entry(name)?;
         let asked = Asked { volume: name, what: format!("roll back to snapshot {snapshot}") };
         let image = asked.image(&entry)?;
@@ -266,7 +282,8 @@ impl Volumes {
         let backend = backend.map_err(|error| asked.not_let_go(error))?;
         drop(alone);
         // Nobody gets in any more. Whatever comes now, the volume goes on in the end.
-        let released = self.close_released(entry, backend, false).await.map_err(|why| asked.refused(why));
+        let released =
+            self.close_released(entry, backend, false).await.map_err(|why| asked.refused(why));
         let ready = match released {
             Ok(()) => self.settle(asked, name, id).await,
             Err(error) => Err(error),
@@ -337,8 +354,9 @@ impl Volumes {
         asked: &Asked<'_>,
         entry: &Entry,
     ) -> Result<Vec<tidepool_backend::Snapshot>, VolumeError> {
-        let listed =
-            self.ask_image(&entry.backend, "listing its snapshots", tidepool_backend::snapshots).await;
+        let listed = self
+            .ask_image(&entry.backend, "listing its snapshots", tidepool_backend::snapshots)
+            .await;
         listed.map_err(|error| asked.refused(error.to_string()))
     }
 
@@ -356,41 +374,62 @@ impl Volumes {
             return Ok(listed.swap_remove(at));
         }
         Err(asked.refused(match kind {
-            Some(SnapshotKind::Group) => "it belongs to a snapshot of a group (rbd group snap ls)".to_owned(),
+            Some(SnapshotKind::Group) => {
+                "it belongs to a snapshot of a group (rbd group snap ls)".to_owned()
+            }
             Some(SnapshotKind::Trash) => {
                 "it was removed before, and goes with the last of its clones".to_owned()
             }
-            Some(SnapshotKind::Mirror) => "it belongs to mirroring (rbd mirror image status)".to_owned(),
+            Some(SnapshotKind::Mirror) => {
+                "it belongs to mirroring (rbd mirror image status)".to_owned()
+            }
             Some(SnapshotKind::User | SnapshotKind::Unknown) => {
                 "it is of a kind that only Ceph manages".to_owned()
             }
-            None => format!("there is no such snapshot (see tidepool volume snap ls {})", asked.volume),
+            None => {
+                format!("there is no such snapshot (see tidepool volume snap ls {})", asked.volume)
+            }
         }))
     }
 
-    /// Refuses a snapshot that a volume has open: what is not cached of it could not be read any more.
-    fn check_unused(&self, asked: &Asked<'_>, entry: &Entry, snapshot: &str) -> Result<(), VolumeError> {
+    /// Refuses a snapshot that a volume has open: what is not cached of it could not be read any
+    /// more.
+    fn check_unused(
+        &self,
+        asked: &Asked<'_>,
+        entry: &Entry,
+        snapshot: &str,
+    ) -> Result<(), VolumeError> {
         let image = image_of(&entry.backend);
         let entries = lock(&self.entries);
         let uses = |other: &&Arc<Entry>| match &other.backend {
-            BackendUri::Rbd { snapshot: Some(of), .. } => of == snapshot && image_of(&other.backend) == image,
+            BackendUri::Rbd { snapshot: Some(of), .. } => {
+                of == snapshot && image_of(&other.backend) == image
+            }
             _ => false,
         };
         let Some(user) = entries.values().find(uses) else { return Ok(()) };
         if !is_parent_name(&user.name) {
-            let why = format!("volume {0} serves it: tidepool volume remove {0}, then try again", user.name);
+            let why = format!(
+                "volume {0} serves it: tidepool volume remove {0}, then try again",
+                user.name
+            );
             return Err(asked.refused(why));
         }
         let reads = |other: &&Arc<Entry>| lock(&other.facts).parent.as_ref() == Some(&user.name);
-        let clones: Vec<&str> = entries.values().filter(reads).map(|clone| clone.name.as_str()).collect();
+        let clones: Vec<&str> =
+            entries.values().filter(reads).map(|clone| clone.name.as_str()).collect();
         let clones = if clones.is_empty() { "a volume here".to_owned() } else { clones.join(", ") };
-        Err(asked
-            .refused(format!("{clones} is a clone of it: remove that volume, or flatten its image, first")))
+        Err(asked.refused(format!(
+            "{clones} is a clone of it: remove that volume, or flatten its image, first"
+        )))
     }
 }
 
 fn undrained(name: &str) -> String {
-    format!("the cache holds data that its image lacks: stop the VM, then tidepool volume drain {name}")
+    format!(
+        "the cache holds data that its image lacks: stop the VM, then tidepool volume drain {name}"
+    )
 }
 
 /// What an error of Ceph means for a snapshot.

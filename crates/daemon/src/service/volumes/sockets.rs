@@ -30,14 +30,18 @@ impl Volumes {
     pub(super) async fn open_door(&self, name: &str, socket: VolumeSocket) -> Result<bool, NoDoor> {
         let (doors, volume) = (self.doors.clone(), name.to_owned());
         let opening = tokio::task::spawn_blocking(move || doors.open(&volume, &socket, false));
-        opening.await.unwrap_or_else(|_| Err(NoDoor::Trouble("an internal error occurred".to_owned())))
+        opening
+            .await
+            .unwrap_or_else(|_| Err(NoDoor::Trouble("an internal error occurred".to_owned())))
     }
 
     /// Gives a volume another socket.
     pub(super) async fn change_door(&self, name: &str, socket: VolumeSocket) -> Result<(), NoDoor> {
         let (doors, volume) = (self.doors.clone(), name.to_owned());
         let changing = tokio::task::spawn_blocking(move || doors.change(&volume, &socket));
-        changing.await.unwrap_or_else(|_| Err(NoDoor::Trouble("an internal error occurred".to_owned())))
+        changing
+            .await
+            .unwrap_or_else(|_| Err(NoDoor::Trouble("an internal error occurred".to_owned())))
     }
 
     /// What is known of a volume, with its own socket.
@@ -45,7 +49,8 @@ impl Volumes {
         let socket = self.socket_of(name).map(|socket| socket.path.display().to_string());
         let trouble = self.doors.trouble(name);
         known.at_socket(socket).noting(
-            trouble.map(|why| format!("it has no socket of its own yet, which is tried again: {why}")),
+            trouble
+                .map(|why| format!("it has no socket of its own yet, which is tried again: {why}")),
         )
     }
 
@@ -70,6 +75,7 @@ impl Volumes {
     ) -> Result<Vec<u8>, VolumeError> {
         let spec = self.spec_of(id).await.map_err(from_shard("change", name))?;
         let kept = spec.and_then(|spec| attachment::decode(&spec.attachment)).unwrap_or_default();
-        attachment::encode(accept_loss, socket, &kept.backend).ok_or_else(|| too_much_to_remember(name))
+        attachment::encode(accept_loss, socket, &kept.backend)
+            .ok_or_else(|| too_much_to_remember(name))
     }
 }

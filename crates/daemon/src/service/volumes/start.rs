@@ -1,5 +1,5 @@
-//! The start: what the cache holds and what is configured, each volume on its own. A configured volume of which the cache holds
-//! nothing is tried again for as long as it is configured.
+//! The start: what the cache holds and what is configured, each volume on its own. A configured
+//! volume of which the cache holds nothing is tried again for as long as it is configured.
 
 use super::attach::Attempts;
 use super::{Entry, Facts, Volumes, from_shard, lock};
@@ -31,7 +31,8 @@ pub(in crate::service) struct Starting {
 }
 
 impl Volumes {
-    /// Enters what the cache device knows and what is wanted besides, and begins to open all of it: no volume waits for another.
+    /// Enters what the cache device knows and what is wanted besides, and begins to open all of it:
+    /// no volume waits for another.
     ///
     /// # Errors
     /// What is wanted contradicts itself, or what the cache holds.
@@ -39,7 +40,8 @@ impl Volumes {
         self: &Arc<Self>,
         wanted: Vec<Wanted>,
     ) -> Result<Starting, VolumeError> {
-        let mut wanted: BTreeMap<String, Wanted> = wanted.into_iter().map(|w| (w.name.clone(), w)).collect();
+        let mut wanted: BTreeMap<String, Wanted> =
+            wanted.into_iter().map(|w| (w.name.clone(), w)).collect();
         *lock(&self.configured) = wanted.values().map(|wanted| wanted.backend.clone()).collect();
         let status = self.shard.status().await.map_err(from_shard("list", "*"))?;
         let mut recovered = Vec::new();
@@ -56,7 +58,8 @@ impl Volumes {
                 asked => recovered.push((status, asked)),
             }
         }
-        let holds_data = |status: &VolumeStatus| status.state != VolumeState::Replica && status.dirty;
+        let holds_data =
+            |status: &VolumeStatus| status.state != VolumeState::Replica && status.dirty;
         let mut starting = Starting {
             firsts: Vec::new(),
             failures: Vec::new(),
@@ -85,8 +88,8 @@ impl Volumes {
         Ok(starting)
     }
 
-    /// A volume that no configuration names has the socket that it was added with. One that cannot be made keeps the volume from
-    /// nobody else.
+    /// A volume that no configuration names has the socket that it was added with. One that cannot
+    /// be made keeps the volume from nobody else.
     async fn open_kept_door(&self, spec: &VolumeSpec) {
         let kept = attachment::decode(&spec.attachment).unwrap_or_default();
         let Some(socket) = kept.socket else { return };
@@ -95,8 +98,13 @@ impl Volumes {
         }
     }
 
-    /// A volume that is wanted on another image than recorded: allowed when nothing is left to drain.
-    async fn replace_image(&self, status: &VolumeStatus, asked: &Wanted) -> Result<(), VolumeError> {
+    /// A volume that is wanted on another image than recorded: allowed when nothing is left to
+    /// drain.
+    async fn replace_image(
+        &self,
+        status: &VolumeStatus,
+        asked: &Wanted,
+    ) -> Result<(), VolumeError> {
         let (name, spec) = (status.spec.name.clone(), &status.spec);
         if status.dirty {
             let (recorded, wanted) = (spec.backend.clone(), asked.backend.to_string());
@@ -108,8 +116,9 @@ impl Volumes {
         removed.map(drop).map_err(from_shard("remove", &name))
     }
 
-    /// Starts to open the backend of a configured volume of which the cache holds nothing; the receiver gets the outcome of the
-    /// first attempt, which, if it is `asked_for`, may take an image that another cache had last.
+    /// Starts to open the backend of a configured volume of which the cache holds nothing; the
+    /// receiver gets the outcome of the first attempt, which, if it is `asked_for`, may take an
+    /// image that another cache had last.
     ///
     /// # Errors
     /// Another configured volume has its image.
@@ -120,7 +129,8 @@ impl Volumes {
     ) -> Result<oneshot::Receiver<Result<(), VolumeError>>, VolumeError> {
         let announced = self.announce(&wanted.name);
         let left_out = lock(&self.left_out).remove(&wanted.name);
-        let facts = Facts { announced, wish: Some(wanted.clone()), left_out, ..Facts::of_new(&wanted) };
+        let facts =
+            Facts { announced, wish: Some(wanted.clone()), left_out, ..Facts::of_new(&wanted) };
         let entry = Entry::new(&wanted.name, wanted.backend, facts);
         // Nothing of this name can be configured twice.
         let _ = self.claim(&entry)?;
@@ -174,7 +184,8 @@ impl Volumes {
         }
     }
 
-    /// Tries to serve a configured volume. An attempt that nobody asked for leaves an image alone that another cache had last.
+    /// Tries to serve a configured volume. An attempt that nobody asked for leaves an image alone
+    /// that another cache had last.
     async fn add_once(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -193,7 +204,8 @@ impl Volumes {
         let change = entry.change.clone().lock_owned().await;
         let is_wanted = lock(&entry.facts).wish.as_ref() == Some(wish);
         if !self.knows(entry) || !is_wanted {
-            // It is forgotten meanwhile, or somebody wants it in another way, and has asked for the next attempt.
+            // It is forgotten meanwhile, or somebody wants it in another way, and has asked for the
+            // next attempt.
             self.put_back(entry, Some(opened.backend), true).await;
             return Err(VolumeError::Busy(name()));
         }
@@ -227,7 +239,11 @@ impl Volumes {
     ///
     /// # Errors
     /// Why it is not. It is tried on.
-    pub(super) async fn add_waiting(&self, entry: &Entry, wanted: Wanted) -> Result<(), VolumeError> {
+    pub(super) async fn add_waiting(
+        &self,
+        entry: &Entry,
+        wanted: Wanted,
+    ) -> Result<(), VolumeError> {
         let (asking, outcome) = oneshot::channel();
         {
             let mut facts = lock(&entry.facts);
@@ -243,7 +259,10 @@ impl Volumes {
         self.drop_wish(entry);
         self.doors.close(&entry.name);
         self.forget_parents();
-        info!("volume {}: is not tried any more (until the next start, if it stays configured)", entry.name);
+        info!(
+            "volume {}: is not tried any more (until the next start, if it stays configured)",
+            entry.name
+        );
         Removed {
             name: entry.name.clone(),
             backend: entry.backend.to_string(),
@@ -254,7 +273,8 @@ impl Volumes {
 }
 
 impl Starting {
-    /// Waits until each volume was tried once, for half a minute at most. What cannot be opened is told, and tried again.
+    /// Waits until each volume was tried once, for half a minute at most. What cannot be opened is
+    /// told, and tried again.
     ///
     /// # Errors
     /// This daemon has nothing to do: no volume could be opened, and trying again would not help.
@@ -269,14 +289,18 @@ impl Starting {
                 _ => may_serve += 1,
             }
         }
-        let lasting =
-            failures.iter().all(|error| error.is_decision() || matches!(error, VolumeError::Invalid { .. }));
+        let lasting = failures
+            .iter()
+            .all(|error| error.is_decision() || matches!(error, VolumeError::Invalid { .. }));
         // What is to be done about it, this daemon is asked for.
         let is_asked_for = |error: &VolumeError| {
             use BackendError::{NotFound, Overwritten, Unrecognised};
             matches!(
                 error,
-                VolumeError::Open { source: Overwritten { .. } | Unrecognised { .. } | NotFound { .. }, .. }
+                VolumeError::Open {
+                    source: Overwritten { .. } | Unrecognised { .. } | NotFound { .. },
+                    ..
+                }
             )
         };
         if may_serve == 0

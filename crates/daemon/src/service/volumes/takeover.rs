@@ -14,7 +14,8 @@ pub(super) struct Taking {
     pub(super) serve_from: Option<Instant>,
 }
 
-/// Whether a volume is to be served although the cache takes it for a copy: it is being taken over, or gets back what its log has lost.
+/// Whether a volume is to be served although the cache takes it for a copy: it is being taken over,
+/// or gets back what its log has lost.
 #[derive(Default)]
 pub(super) struct Takeover {
     is_under_way: bool,
@@ -42,14 +43,15 @@ impl Takeover {
         (self.is_under_way, self.was_ours) = (true, true);
     }
 
-    /// Its image could not be opened, and its record says whether it is this cache's. If it was and is not any more, another host
-    /// serves the volume.
+    /// Its image could not be opened, and its record says whether it is this cache's. If it was and
+    /// is not any more, another host serves the volume.
     pub(super) fn note(&mut self, is_ours: bool) {
         self.is_under_way &= is_ours || !self.was_ours;
         self.was_ours |= is_ours;
     }
 
-    /// How the next attempt opens the backend. Also a later one has to wait for the last moment of the former owner.
+    /// How the next attempt opens the backend. Also a later one has to wait for the last moment of
+    /// the former owner.
     pub(super) fn attempt(&mut self) -> Taking {
         Taking {
             prepared: std::mem::take(&mut self.taking.prepared),

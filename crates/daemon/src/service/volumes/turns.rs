@@ -17,7 +17,8 @@ impl Turns {
     pub(super) async fn of(&self, name: &str) -> Turn {
         let one = {
             let mut all = lock(&self.0);
-            // Nobody can get one again that is neither held nor waited for: that needs what is locked here.
+            // Nobody can get one again that is neither held nor waited for: that needs what is
+            // locked here.
             all.retain(|_, one| Arc::strong_count(one) > 1);
             all.entry(name.to_owned()).or_default().clone()
         };

@@ -1,5 +1,6 @@
-//! Whether a cache has everything: where two held a volume's newest data and one of them is not there, the other may lack what was
-//! never flushed (RFC 9). Somebody has to accept that, and is told what is known of it.
+//! Whether a cache has everything: where two held a volume's newest data and one of them is not
+//! there, the other may lack what was never flushed (RFC 9). Somebody has to accept that, and is
+//! told what is known of it.
 
 use super::departure::with_words;
 use super::turns::Turn;
@@ -36,7 +37,8 @@ enum FetchError {
 pub(super) struct PeerFirst {
     /// The record that says so is of this generation.
     as_of: Option<u64>,
-    /// With the next attempt the volume is served all the same, if the record is of this generation.
+    /// With the next attempt the volume is served all the same, if the record is of this
+    /// generation.
     accepted_as_of: Option<u64>,
 }
 
@@ -44,17 +46,18 @@ impl PeerFirst {
     /// An attempt to open the volume's backend has ended like this.
     pub(super) fn ended<T>(&mut self, outcome: &Result<T, VolumeError>) {
         self.as_of = match outcome {
-            Err(VolumeError::Alone { source: BackendError::PeerFirst { generation, .. }, .. }) => {
-                Some(*generation)
-            }
+            Err(VolumeError::Alone {
+                source: BackendError::PeerFirst { generation, .. }, ..
+            }) => Some(*generation),
             _ => None,
         };
     }
 }
 
 impl Volumes {
-    /// Opens the backend of a volume that is known. If another cache held a copy and this host was restarted since, that one is asked
-    /// first, and this cache gets from it what it lacks. Then `options` say so.
+    /// Opens the backend of a volume that is known. If another cache held a copy and this host was
+    /// restarted since, that one is asked first, and this cache gets from it what it lacks. Then
+    /// `options` say so.
     pub(super) async fn open_whole(
         &self,
         entry: &Entry,
@@ -63,14 +66,13 @@ impl Volumes {
     ) -> Result<(Opened, Turn), VolumeError> {
         // It is accepted for one attempt: later the peer may be there.
         let accepted = lock(&entry.facts).peer_first.accepted_as_of.take();
-        let source = match self.open(entry, options.clone(), None).await {
-            Err(VolumeError::Open { source: source @ BackendError::PeerFirst { .. }, .. })
-                if !options.read_only =>
-            {
-                source
-            }
-            first => return first,
-        };
+        let source =
+            match self.open(entry, options.clone(), None).await {
+                Err(VolumeError::Open {
+                    source: source @ BackendError::PeerFirst { .. }, ..
+                }) if !options.read_only => source,
+                first => return first,
+            };
         let own_sequence = options.sequence.unwrap_or(0);
         let mut own = own_sequence;
         options.whole_as_of = self.whole_as_of(entry, id, &mut own).await?.or(accepted);
@@ -88,8 +90,9 @@ impl Volumes {
         Err(VolumeError::Alone { name: entry.name.clone(), source, cost })
     }
 
-    /// Whether this cache's log is known to have everything although another one held a copy and this host was restarted since: then
-    /// the generation of the record of which that is known. What it lacks comes from there, and `own` tells its newest record.
+    /// Whether this cache's log is known to have everything although another one held a copy and
+    /// this host was restarted since: then the generation of the record of which that is known.
+    /// What it lacks comes from there, and `own` tells its newest record.
     async fn whole_as_of(
         &self,
         entry: &Entry,
@@ -105,7 +108,8 @@ impl Volumes {
         let caller = Caller { record: &record, host: &self.host, name: &entry.name, image: &image };
         let mut addresses = self.pairs.peers.iter().peekable();
         while let Some(address) = addresses.peek() {
-            let Welcomed { mut stream, party, host, holds, .. } = match dial(address, &caller).await {
+            let Welcomed { mut stream, party, host, holds, .. } = match dial(address, &caller).await
+            {
                 Ok(welcomed) => welcomed,
                 Err(error) => {
                     warn!("volume {}: peer {address}: {error}", entry.name);
@@ -124,8 +128,11 @@ impl Volumes {
                 addresses.next();
                 continue;
             }
-            let tail =
-                holds.map(|holds| Tail { generation: holds.generation, logged: holds.logged, holder: party });
+            let tail = holds.map(|holds| Tail {
+                generation: holds.generation,
+                logged: holds.logged,
+                holder: party,
+            });
             let whole = Ok(Some(record.generation));
             let name = entry.name.clone();
             match resume(me, &record, *own, tail) {
@@ -143,7 +150,9 @@ impl Volumes {
                 }
                 Resume::Fetch { after, through } => {
                     let records = through - after;
-                    info!("volume {name}: its newest records, {records} in all, are fetched from {host}");
+                    info!(
+                        "volume {name}: its newest records, {records} in all, are fetched from {host}"
+                    );
                     match self.fetch(entry, id, &mut stream, own, through).await {
                         Ok(()) => return whole,
                         // It goes on where it has got to.
@@ -163,12 +172,14 @@ impl Volumes {
     /// Blocks that are known to be lost in this cache.
     async fn lost_blocks(&self, id: VolumeId) -> u64 {
         let status = self.shard.status().await.ok();
-        let known = status.and_then(|status| status.volumes.into_iter().find(|v| v.status.id == id));
+        let known =
+            status.and_then(|status| status.volumes.into_iter().find(|v| v.status.id == id));
         known.map_or(0, |known| known.status.lost_blocks)
     }
 
-    /// Logs the records behind `own`, up to `through`, that the peer at the other end of `stream` has. Those that are logged when it
-    /// fails, of which `own` tells the newest, stay: they are the volume's.
+    /// Logs the records behind `own`, up to `through`, that the peer at the other end of `stream`
+    /// has. Those that are logged when it fails, of which `own` tells the newest, stay: they are
+    /// the volume's.
     async fn fetch(
         &self,
         entry: &Entry,
@@ -211,14 +222,20 @@ impl Volumes {
         Ok(())
     }
 
-    /// A volume of this host's that is not served because its peer may have more, and cannot be asked.
+    /// A volume of this host's that is not served because its peer may have more, and cannot be
+    /// asked.
     pub(super) fn waiting(&self, name: &str) -> Option<Arc<Entry>> {
         let entry = lock(&self.entries).get(name).cloned();
         entry.filter(|entry| lock(&entry.facts).peer_first.as_of.is_some())
     }
 
-    /// Serves such a volume from this cache alone, if the loss is accepted; returns when it is served.
-    pub(super) async fn serve_alone(&self, entry: &Entry, accept_loss: bool) -> Result<(), VolumeError> {
+    /// Serves such a volume from this cache alone, if the loss is accepted; returns when it is
+    /// served.
+    pub(super) async fn serve_alone(
+        &self,
+        entry: &Entry,
+        accept_loss: bool,
+    ) -> Result<(), VolumeError> {
         let (asking, outcome) = oneshot::channel();
         {
             let mut facts = lock(&entry.facts);
@@ -260,7 +277,8 @@ impl Volumes {
         }
         if self.has_copy_of(found) {
             let status = self.shard.status().await.ok();
-            let known = status.and_then(|status| status.volumes.into_iter().find(|v| v.status.id == id));
+            let known =
+                status.and_then(|status| status.volumes.into_iter().find(|v| v.status.id == id));
             let kept = if peer.host == self.host { Kept::All } else { Kept::NamedElsewhere };
             let cost = self.cost(uri, known.map_or(0, |v| v.status.sequence), kept).await;
             why = format!(
@@ -298,7 +316,9 @@ fn cost(progress: Option<Progress>, own_sequence: u64, kept: Kept) -> String {
         Kept::NamedElsewhere => {
             "what was flushed may be among it, since the copy that counts may be on that host"
         }
-        Kept::All if !behind => "nothing of it was flushed, if the cache device has kept what it was told to",
+        Kept::All if !behind => {
+            "nothing of it was flushed, if the cache device has kept what it was told to"
+        }
         Kept::All | Kept::DeviceFailed => {
             "what was flushed may be among it, since the cache device has failed"
         }
@@ -309,9 +329,13 @@ fn cost(progress: Option<Progress>, own_sequence: u64, kept: Kept) -> String {
         );
     };
     let (time, silence) = (time(time_unix_ms), silence_ms as f64 / 1e3);
-    let then = format!("the last {silence:.1} s of its owner's life, if that reached the image to its end");
+    let then = format!(
+        "the last {silence:.1} s of its owner's life, if that reached the image to its end"
+    );
     match sequence.saturating_sub(own_sequence) {
-        0 => format!("this cache has all that the volume was at {time}; lost are at most {then}; {flushed}"),
+        0 => format!(
+            "this cache has all that the volume was at {time}; lost are at most {then}; {flushed}"
+        ),
         records => {
             let bytes = Size(bytes).approximate();
             format!(
@@ -336,7 +360,10 @@ mod tests {
         };
         let text = cost(Some(progress), 812, Kept::All);
         assert!(text.starts_with("lost are its 3 newest records of 2023-11-14T22:13:20"), "{text}");
-        assert!(text.contains("5MiB at most") && text.contains("nothing of it was flushed, if"), "{text}");
+        assert!(
+            text.contains("5MiB at most") && text.contains("nothing of it was flushed, if"),
+            "{text}"
+        );
         let text = cost(Some(progress), 815, Kept::DeviceFailed);
         assert!(text.starts_with("this cache has all that the volume was at 2023"), "{text}");
         assert!(text.contains("the last 2.0 s") && text.contains("may be among it"), "{text}");

@@ -258,7 +258,9 @@ impl<C: Core> Reactor<C> {
             Command::Status { answer } => {
                 let _ = answer.send(self.status());
             }
-            Command::Add { spec, image, degraded, answer } => self.add(spec, image, degraded, answer),
+            Command::Add { spec, image, degraded, answer } => {
+                self.add(spec, image, degraded, answer)
+            }
             Command::Attach { id, name, attach, image, degraded, answer } => {
                 self.attach((id, name), attach, image, degraded, answer);
             }
@@ -300,10 +302,12 @@ impl<C: Core> Reactor<C> {
                     Pending::Resize { id, size_bytes, answer }
                 })
             }
-            Command::SetMode { id, mode, answer } => self.operate(id, answer, |shared, number, answer| {
-                shared.core.set_mode(now, id, mode, number);
-                Pending::Simple { answer }
-            }),
+            Command::SetMode { id, mode, answer } => {
+                self.operate(id, answer, |shared, number, answer| {
+                    shared.core.set_mode(now, id, mode, number);
+                    Pending::Simple { answer }
+                })
+            }
             Command::SetDirtyBytesMax { id, dirty_bytes_max, answer } => {
                 self.operate(id, answer, |shared, number, answer| {
                     shared.core.set_dirty_bytes_max(now, id, dirty_bytes_max, number);
@@ -334,7 +338,8 @@ impl<C: Core> Reactor<C> {
                 let _ = answer.send(outcome.map_err(ShardError::Control));
             }
             Command::Listen { listener, export, answer } => {
-                let _ = answer.send(self.refusal().map_or_else(|| self.listen(listener, export), Err));
+                let _ =
+                    answer.send(self.refusal().map_or_else(|| self.listen(listener, export), Err));
             }
             Command::Admit { client, volume, answer } => {
                 self.admit_unless_stopping(client, volume);
@@ -428,7 +433,13 @@ impl<C: Core> Reactor<C> {
         });
     }
 
-    fn change_snapshot(&mut self, id: VolumeId, name: &str, change: SnapshotChange, answer: Answer<()>) {
+    fn change_snapshot(
+        &mut self,
+        id: VolumeId,
+        name: &str,
+        change: SnapshotChange,
+        answer: Answer<()>,
+    ) {
         let refusal = self.refusal();
         match (refusal, self.shared.volumes.get_mut(id)) {
             (Some(error), _) => drop(answer.send(Err(error))),
@@ -445,7 +456,13 @@ impl<C: Core> Reactor<C> {
     }
 
     /// Keeps a copy for nobody any more, if nothing was added to it and nobody adds anything.
-    fn forget_counterpart(&mut self, name: &str, of: &Counterpart, newest: Newest, answer: Answer<()>) {
+    fn forget_counterpart(
+        &mut self,
+        name: &str,
+        of: &Counterpart,
+        newest: Newest,
+        answer: Answer<()>,
+    ) {
         let kept = self.kept_for(name, of).filter(|(_, now)| *now == newest);
         let kept = kept.filter(|(id, _)| !self.is_followed(*id));
         let kept = kept.and_then(|(id, _)| Some((id, self.attachment_for(id, None)?)));

@@ -1,7 +1,8 @@
 //! The control plane's end of a shard: messages to the reactor thread and answers from it.
 
 use crate::shard::api::{
-    Connected, Counterpart, Guest, Hello, Image, Newest, Opened, Refused, ShardError, Stopped, Wants,
+    Connected, Counterpart, Guest, Hello, Image, Newest, Opened, Refused, ShardError, Stopped,
+    Wants,
 };
 use crate::shard::control::command::Command;
 use crate::shard::control::stats::{CopiesStatus, ShardStatus};
@@ -42,7 +43,8 @@ impl ShardHandle {
         self.pulse.rounds()
     }
 
-    /// The name of the volume for which the reactor is working at the moment, if it is for one alone. Waits for nobody.
+    /// The name of the volume for which the reactor is working at the moment, if it is for one
+    /// alone. Waits for nobody.
     pub fn works_for(&self) -> Option<String> {
         self.pulse.works_for()
     }
@@ -65,7 +67,10 @@ impl ShardHandle {
         let _ = rustix::io::write(self.bell.as_fd(), &1u64.to_ne_bytes());
     }
 
-    async fn ask<T>(&self, make: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, ShardError> {
+    async fn ask<T>(
+        &self,
+        make: impl FnOnce(oneshot::Sender<T>) -> Command,
+    ) -> Result<T, ShardError> {
         let (answer, wait) = oneshot::channel();
         self.send(make(answer))?;
         wait.await.map_err(|_| ShardError::Stopped)
@@ -79,8 +84,8 @@ impl ShardHandle {
         self.ask(|answer| Command::Volumes { answer }).await
     }
 
-    /// Adds a volume; returns when its place in the cache is persisted and it is being served. `degraded` is what write-back
-    /// does until it has a second copy (see [`ShardHandle::own`]).
+    /// Adds a volume; returns when its place in the cache is persisted and it is being served.
+    /// `degraded` is what write-back does until it has a second copy (see [`ShardHandle::own`]).
     ///
     /// # Errors
     /// The core refused it, or persisting it failed; the backend comes back with the error.
@@ -95,7 +100,8 @@ impl ShardHandle {
             .map_err(|error| Refused { error, backend: None })?
     }
 
-    /// Gives the recovered volume of this number and name its backend; returns when it is being served. `degraded` as for [`ShardHandle::add_volume`].
+    /// Gives the recovered volume of this number and name its backend; returns when it is being
+    /// served. `degraded` as for [`ShardHandle::add_volume`].
     ///
     /// # Errors
     /// There is no such volume, it has a backend, or the core refused; the backend comes back.
@@ -120,8 +126,8 @@ impl ShardHandle {
         self.ask(|answer| Command::GiveUp { id, answer }).await?.map(drop)
     }
 
-    /// Drains a volume, compares the image with the cache if `verify`, forgets the volume, closes its
-    /// connections and hands back its backend (`None` when it was never attached) to be closed.
+    /// Drains a volume, compares the image with the cache if `verify`, forgets the volume, closes
+    /// its connections and hands back its backend (`None` when it was never attached) to be closed.
     ///
     /// # Errors
     /// The volume stays as it was.
@@ -133,17 +139,20 @@ impl ShardHandle {
         self.ask(|answer| Command::Remove { id, verify, answer }).await?
     }
 
-    /// Takes a volume's backend away and hands it out to be closed, when nothing is on its way there any more; closes the volume's
-    /// connections. What is dirty stays dirty.
+    /// Takes a volume's backend away and hands it out to be closed, when nothing is on its way
+    /// there any more; closes the volume's connections. What is dirty stays dirty.
     ///
     /// # Errors
     /// The volume stays as it was.
-    pub async fn detach_volume(&self, id: VolumeId) -> Result<Option<Box<dyn Backend>>, ShardError> {
+    pub async fn detach_volume(
+        &self,
+        id: VolumeId,
+    ) -> Result<Option<Box<dyn Backend>>, ShardError> {
         self.ask(|answer| Command::Detach { id, answer }).await?
     }
 
-    /// The same for a volume whose second copy is in sync, and has everything on stable media then. Where clients are connected
-    /// only with `disconnect`.
+    /// The same for a volume whose second copy is in sync, and has everything on stable media then.
+    /// Where clients are connected only with `disconnect`.
     ///
     /// # Errors
     /// As above, and if there is no such copy, or not any more.
@@ -155,7 +164,8 @@ impl ShardHandle {
         self.ask(|answer| Command::HandOver { id, disconnect, answer }).await?
     }
 
-    /// The same for a volume without a second copy. Where clients are connected only with `disconnect`.
+    /// The same for a volume without a second copy. Where clients are connected only with
+    /// `disconnect`.
     ///
     /// # Errors
     /// As above, and if there is a copy.
@@ -183,7 +193,8 @@ impl ShardHandle {
         self.ask(|answer| Command::Drain { id, answer }).await?
     }
 
-    /// Has the backend take a snapshot of this name (none: one of mirroring) of the volume as it is at a moment after the call.
+    /// Has the backend take a snapshot of this name (none: one of mirroring) of the volume as it is
+    /// at a moment after the call.
     ///
     /// # Errors
     /// The volume's drain is unordered, the backend refused, or data is lost.
@@ -204,12 +215,18 @@ impl ShardHandle {
         self.ask(|answer| Command::ChangeSnapshot { id, name, change, answer }).await?
     }
 
-    /// Lets clients of a volume in that is not served here yet: they go to `guests` after the handshake. What was expected under
-    /// this name before is not any more. Returns the number for [`ShardHandle::unexpect`].
+    /// Lets clients of a volume in that is not served here yet: they go to `guests` after the
+    /// handshake. What was expected under this name before is not any more. Returns the number for
+    /// [`ShardHandle::unexpect`].
     ///
     /// # Errors
     /// Only when the reactor has stopped.
-    pub fn expect(&self, name: &str, size_bytes: u64, guests: Sender<Guest>) -> Result<u64, ShardError> {
+    pub fn expect(
+        &self,
+        name: &str,
+        size_bytes: u64,
+        guests: Sender<Guest>,
+    ) -> Result<u64, ShardError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         self.send(Command::Expect { number, name: name.to_owned(), size_bytes, guests })?;
@@ -224,7 +241,8 @@ impl ShardHandle {
         self.send(Command::Unexpect { number })
     }
 
-    /// Gives the connections to other hosts up whose certificates have one of these keys (SHA-256 of each).
+    /// Gives the connections to other hosts up whose certificates have one of these keys (SHA-256
+    /// of each).
     ///
     /// # Errors
     /// Only when the reactor has stopped.
@@ -240,15 +258,22 @@ impl ShardHandle {
         self.send(Command::Adopt { guest })
     }
 
-    /// Reads from a volume for a client on another host. Without bytes, everything completed before is on stable media afterwards.
+    /// Reads from a volume for a client on another host. Without bytes, everything completed before
+    /// is on stable media afterwards.
     ///
     /// # Errors
     /// The volume is not served, there is no room at the moment, or the request has failed.
-    pub async fn ask_for(&self, id: VolumeId, offset: u64, len: u32) -> Result<Vec<u8>, ShardError> {
+    pub async fn ask_for(
+        &self,
+        id: VolumeId,
+        offset: u64,
+        len: u32,
+    ) -> Result<Vec<u8>, ShardError> {
         self.ask(|answer| Command::Ask { id, offset, len, answer }).await?
     }
 
-    /// Has a volume that is not served take records of its own log that it has lost (see [`ShardHandle::log_record`]).
+    /// Has a volume that is not served take records of its own log that it has lost (see
+    /// [`ShardHandle::log_record`]).
     ///
     /// # Errors
     /// It is served, or something else is being done with it.
@@ -256,16 +281,22 @@ impl ShardHandle {
         self.ask(|answer| Command::FollowOn { id, answer }).await?
     }
 
-    /// Logs such a record, header block and data; with `durable` everything is on stable media afterwards.
+    /// Logs such a record, header block and data; with `durable` everything is on stable media
+    /// afterwards.
     ///
     /// # Errors
     /// It is not the next one, or there is no room for it.
-    pub async fn log_record(&self, id: VolumeId, bytes: Vec<u8>, durable: bool) -> Result<(), ShardError> {
+    pub async fn log_record(
+        &self,
+        id: VolumeId,
+        bytes: Vec<u8>,
+        durable: bool,
+    ) -> Result<(), ShardError> {
         self.ask(|answer| Command::LogRecord { id, bytes, durable, answer }).await?.map(drop)
     }
 
-    /// Gives a volume and its image another size; what lies beyond the end of a smaller one is lost. Connected clients
-    /// learn of it when they connect anew.
+    /// Gives a volume and its image another size; what lies beyond the end of a smaller one is
+    /// lost. Connected clients learn of it when they connect anew.
     ///
     /// # Errors
     /// The size cannot be had, or the backend or the cache device failed.
@@ -285,31 +316,44 @@ impl ShardHandle {
     ///
     /// # Errors
     /// There is no such volume.
-    pub async fn set_dirty_bytes_max(&self, id: VolumeId, dirty_bytes_max: u64) -> Result<(), ShardError> {
+    pub async fn set_dirty_bytes_max(
+        &self,
+        id: VolumeId,
+        dirty_bytes_max: u64,
+    ) -> Result<(), ShardError> {
         self.ask(|answer| Command::SetDirtyBytesMax { id, dirty_bytes_max, answer }).await?
     }
 
-    /// Replaces what the cache device keeps with the volume for the control plane; returns when a restart
-    /// will find the new one.
+    /// Replaces what the cache device keeps with the volume for the control plane; returns when a
+    /// restart will find the new one.
     ///
     /// # Errors
     /// There is no such volume, or the cache device failed.
-    pub async fn set_attachment(&self, id: VolumeId, attachment: Vec<u8>) -> Result<(), ShardError> {
+    pub async fn set_attachment(
+        &self,
+        id: VolumeId,
+        attachment: Vec<u8>,
+    ) -> Result<(), ShardError> {
         self.ask(|answer| Command::SetAttachment { id, attachment, answer }).await?
     }
 
-    /// Has records of the copy that is kept for a host come here no more, until its owner has introduced itself again. Returns what is
-    /// newest of it, if there is such a copy.
+    /// Has records of the copy that is kept for a host come here no more, until its owner has
+    /// introduced itself again. Returns what is newest of it, if there is such a copy.
     ///
     /// # Errors
     /// The reactor has stopped.
-    pub async fn end_following(&self, name: &str, of: &Counterpart) -> Result<Option<Newest>, ShardError> {
+    pub async fn end_following(
+        &self,
+        name: &str,
+        of: &Counterpart,
+    ) -> Result<Option<Newest>, ShardError> {
         let (name, of) = (name.to_owned(), of.clone());
         self.ask(|answer| Command::EndFollowing { name, of, answer }).await?
     }
 
-    /// The copy that is kept for a host may be given to, or thrown away for, any owner from now on, if that is still what is newest of it
-    /// and nobody is connected that may send records. Returns when a restart will know it. Where it is not so, nothing happens.
+    /// The copy that is kept for a host may be given to, or thrown away for, any owner from now on,
+    /// if that is still what is newest of it and nobody is connected that may send records. Returns
+    /// when a restart will know it. Where it is not so, nothing happens.
     ///
     /// # Errors
     /// The cache device failed.
@@ -323,7 +367,8 @@ impl ShardHandle {
         self.ask(|answer| Command::ForgetCounterpart { name, of, newest, answer }).await?
     }
 
-    /// What is here of a volume of this name, and its second copy. Costs little, however many volumes there are.
+    /// What is here of a volume of this name, and its second copy. Costs little, however many
+    /// volumes there are.
     ///
     /// # Errors
     /// Only when the reactor has stopped.
@@ -331,16 +376,22 @@ impl ShardHandle {
         self.ask(|answer| Command::CopiesOf { name: name.to_owned(), answer }).await
     }
 
-    /// Looks whether what is here of a volume of this name, if there is something, may be given to, or thrown away for, this owner.
+    /// Looks whether what is here of a volume of this name, if there is something, may be given to,
+    /// or thrown away for, this owner.
     ///
     /// # Errors
     /// It is kept for another host.
-    pub async fn check_counterpart(&self, name: &str, owner: Counterpart) -> Result<(), ShardError> {
+    pub async fn check_counterpart(
+        &self,
+        name: &str,
+        owner: Counterpart,
+    ) -> Result<(), ShardError> {
         let name = name.to_owned();
         self.ask(|answer| Command::CheckCounterpart { name, owner, answer }).await?
     }
 
-    /// Has what a volume's image has from its parent read through the parent's volume; see [`Engine::set_parent`].
+    /// Has what a volume's image has from its parent read through the parent's volume; see
+    /// [`Engine::set_parent`].
     ///
     /// # Errors
     /// One of them is not there or not attached, or the one cannot be the parent of the other.
@@ -363,12 +414,17 @@ impl ShardHandle {
     ///
     /// # Errors
     /// There are too many listeners, or the shard is shutting down.
-    pub async fn listen(&self, listener: OwnedFd, export: Option<String>) -> Result<(), ShardError> {
+    pub async fn listen(
+        &self,
+        listener: OwnedFd,
+        export: Option<String>,
+    ) -> Result<(), ShardError> {
         self.ask(|answer| Command::Listen { listener, export, answer }).await?
     }
 
-    /// Serves NBD to a client that has connected to a volume's own socket: that volume alone, also as the default export. Turns it
-    /// away where it has its share of connections. The descriptor is without `O_NONBLOCK`.
+    /// Serves NBD to a client that has connected to a volume's own socket: that volume alone, also
+    /// as the default export. Turns it away where it has its share of connections. The descriptor
+    /// is without `O_NONBLOCK`.
     ///
     /// # Errors
     /// Only when the reactor has stopped.
@@ -385,8 +441,9 @@ impl ShardHandle {
         self.ask(|answer| Command::Deny { answer }).await
     }
 
-    /// The writes of a volume that is served are to have a second copy; `record` is its ownership record, which names none.
-    /// `alone` is what write-back does while none counts. `wanted` is rung when a connection to a peer would be of use.
+    /// The writes of a volume that is served are to have a second copy; `record` is its ownership
+    /// record, which names none. `alone` is what write-back does while none counts. `wanted` is
+    /// rung when a connection to a peer would be of use.
     ///
     /// # Errors
     /// There is no such volume.
@@ -400,7 +457,8 @@ impl ShardHandle {
         self.ask(|answer| Command::Own { id, record, alone, wanted, answer }).await?
     }
 
-    /// A peer has said welcome to an owner; whether it is of use now. If not, the connection is closed.
+    /// A peer has said welcome to an owner; whether it is of use now. If not, the connection is
+    /// closed.
     ///
     /// # Errors
     /// Only when the reactor has stopped.
@@ -408,8 +466,8 @@ impl ShardHandle {
         self.ask(|answer| Command::Connect { id, connected, answer }).await
     }
 
-    /// Ends the second copy of a volume until [`ShardHandle::pair_again`]; returns when the ownership record says so. At once
-    /// for a volume without one.
+    /// Ends the second copy of a volume until [`ShardHandle::pair_again`]; returns when the
+    /// ownership record says so. At once for a volume without one.
     ///
     /// # Errors
     /// Only when the reactor has stopped.
@@ -417,7 +475,8 @@ impl ShardHandle {
         self.ask(|answer| Command::Part { id, answer }).await?
     }
 
-    /// Whether a connection to a peer would be of use to a volume; `None` when it is not served any more.
+    /// Whether a connection to a peer would be of use to a volume; `None` when it is not served any
+    /// more.
     ///
     /// # Errors
     /// Only when the reactor has stopped.
@@ -441,25 +500,32 @@ impl ShardHandle {
         self.send(Command::SetAlone { id, alone })
     }
 
-    /// For how long nothing has been received of a host's daemon; `None` if there is no connection with it.
+    /// For how long nothing has been received of a host's daemon; `None` if there is no connection
+    /// with it.
     ///
     /// # Errors
     /// Only when the reactor has stopped.
     pub async fn silence_of(&self, host: &str) -> Result<Option<std::time::Duration>, ShardError> {
-        let silence = self.ask(|answer| Command::SilenceOf { host: host.to_owned(), answer }).await?;
+        let silence =
+            self.ask(|answer| Command::SilenceOf { host: host.to_owned(), answer }).await?;
         Ok(silence.map(std::time::Duration::from_nanos))
     }
 
-    /// For how long the owner of a copy has not been told that it is followed; `None` if it never was since the reactor began.
+    /// For how long the owner of a copy has not been told that it is followed; `None` if it never
+    /// was since the reactor began.
     ///
     /// # Errors
     /// Only when the reactor has stopped.
-    pub async fn unfollowed_for(&self, id: VolumeId) -> Result<Option<std::time::Duration>, ShardError> {
+    pub async fn unfollowed_for(
+        &self,
+        id: VolumeId,
+    ) -> Result<Option<std::time::Duration>, ShardError> {
         let time = self.ask(|answer| Command::Unfollowed { id, answer }).await?;
         Ok(time.map(std::time::Duration::from_nanos))
     }
 
-    /// An owner wants to send a volume's records here. It is answered on its connection, also when it is refused.
+    /// An owner wants to send a volume's records here. It is answered on its connection, also when
+    /// it is refused.
     ///
     /// # Errors
     /// Why it was refused.
@@ -467,8 +533,8 @@ impl ShardHandle {
         self.ask(|answer| Command::Welcome { hello, answer }).await?
     }
 
-    /// Makes the copy of a volume ready to be taken over while `record` stands: it is on stable media, and nothing more is
-    /// taken from the owner.
+    /// Makes the copy of a volume ready to be taken over while `record` stands: it is on stable
+    /// media, and nothing more is taken from the owner.
     ///
     /// # Errors
     /// It does not count, or the cache device failed.

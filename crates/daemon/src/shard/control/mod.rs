@@ -81,7 +81,8 @@ pub(super) enum Pending {
 pub(in crate::shard) struct Controls {
     next: u64,
     pending: Vec<(u64, Pending)>,
-    /// Those that are done, and wait for the backend to answer a change of the volume's ownership record.
+    /// Those that are done, and wait for the backend to answer a change of the volume's ownership
+    /// record.
     leaving: Vec<(u64, VolumeId, Pending)>,
 }
 
@@ -171,7 +172,8 @@ impl<C: Core> Reactor<C> {
 
     pub(super) fn volumes(&self) -> Vec<(VolumeId, VolumeSpec, VolumeState)> {
         let core = &self.shared.core;
-        let state = |id| core.volume_status(self.shared.now, id).map_or(VolumeState::Detached, |s| s.state);
+        let state =
+            |id| core.volume_status(self.shared.now, id).map_or(VolumeState::Detached, |s| s.state);
         core.volumes().into_iter().map(|(id, spec)| (id, spec, state(id))).collect()
     }
 
@@ -193,7 +195,8 @@ impl<C: Core> Reactor<C> {
         answer: Answer<T>,
         start: impl FnOnce(&mut Shared<C>, u64, Answer<T>) -> Pending,
     ) {
-        let refusal = self.refusal().or_else(|| (!self.knows(id)).then_some(ShardError::NoVolume(id)));
+        let refusal =
+            self.refusal().or_else(|| (!self.knows(id)).then_some(ShardError::NoVolume(id)));
         if let Some(error) = refusal {
             let _ = answer.send(Err(error));
             return;
@@ -213,9 +216,11 @@ impl<C: Core> Reactor<C> {
         let number = self.controls.number();
         let outcome = match self.refusal() {
             Some(error) => Err(error),
-            None => {
-                self.shared.core.add_volume(self.shared.now, spec.clone(), number).map_err(ShardError::from)
-            }
+            None => self
+                .shared
+                .core
+                .add_volume(self.shared.now, spec.clone(), number)
+                .map_err(ShardError::from),
         };
         match outcome {
             Ok(id) => {
@@ -251,7 +256,13 @@ impl<C: Core> Reactor<C> {
         match self.try_attach((id, &name), attach, number) {
             Ok(()) => {
                 self.pulse.name(id, &name);
-                self.shared.volumes.insert(Volume::new(id, name, size_bytes, read_only, image.backend));
+                self.shared.volumes.insert(Volume::new(
+                    id,
+                    name,
+                    size_bytes,
+                    read_only,
+                    image.backend,
+                ));
                 self.poll_backend(id);
                 self.set_own(id, image.own);
                 self.set_degraded(id, degraded);
@@ -291,12 +302,14 @@ impl<C: Core> Reactor<C> {
             return Err(ShardError::Attached(id));
         }
         // It may have been given up meanwhile, and its number be another one's.
-        if !self.shared.core.volumes().iter().any(|(known, spec)| *known == id && spec.name == name) {
+        if !self.shared.core.volumes().iter().any(|(known, spec)| *known == id && spec.name == name)
+        {
             return Err(ShardError::NoVolume(id));
         }
         // An owner that is connected still has found the volume as it was.
         self.end_following(id, PeerLost::ServedHere);
-        let attach = Attach { attachment: self.with_counterpart_of(id, &attach.attachment), ..attach };
+        let attach =
+            Attach { attachment: self.with_counterpart_of(id, &attach.attachment), ..attach };
         Ok(self.shared.core.attach(self.shared.now, id, attach, number)?)
     }
 
@@ -321,7 +334,8 @@ impl<C: Core> Reactor<C> {
     /// The core has finished a control operation.
     pub(in crate::shard) fn control_done(&mut self, number: u64, result: Result<(), ControlError>) {
         let pending = self.controls.take(number).expect("the core answers every operation once");
-        if let (Pending::Remove { id, .. } | Pending::HandOver { id, .. }, Ok(())) = (&pending, &result)
+        if let (Pending::Remove { id, .. } | Pending::HandOver { id, .. }, Ok(())) =
+            (&pending, &result)
             && self.shared.volumes.get(*id).is_some_and(Volume::changes_record)
         {
             self.controls.leaving.push((number, *id, pending));
@@ -330,11 +344,13 @@ impl<C: Core> Reactor<C> {
         self.end_control(number, pending, result);
     }
 
-    /// The backend has answered a change of the ownership record. True if the volume was waiting for that to leave: then the answer is
-    /// nobody's.
+    /// The backend has answered a change of the ownership record. True if the volume was waiting
+    /// for that to leave: then the answer is nobody's.
     pub(in crate::shard) fn leave_after_record(&mut self, id: VolumeId) -> bool {
         let mut found = false;
-        while let Some(index) = self.controls.leaving.iter().position(|(_, leaving, _)| *leaving == id) {
+        while let Some(index) =
+            self.controls.leaving.iter().position(|(_, leaving, _)| *leaving == id)
+        {
             let (number, _, pending) = self.controls.leaving.swap_remove(index);
             self.end_control(number, pending, Ok(()));
             found = true;
@@ -390,7 +406,9 @@ impl<C: Core> Reactor<C> {
                 }
                 let _ = answer.send(result.map_err(ShardError::from));
             }
-            (Pending::Begin { slot }, result) => self.begun(slot, result.map_err(|error| error.to_string())),
+            (Pending::Begin { slot }, result) => {
+                self.begun(slot, result.map_err(|error| error.to_string()))
+            }
             (Pending::Takeover { id, answer }, result) => self.promised(id, answer, result),
             (Pending::Simple { answer }, result) => {
                 let _ = answer.send(result.map_err(ShardError::from));
@@ -420,7 +438,9 @@ impl<C: Core> Reactor<C> {
             volume.serving = false;
         }
         for slot in 0..self.connections.capacity() as u32 {
-            if let Some(connection) = self.connections.get_mut(slot).filter(|c| c.volume == Some(id)) {
+            if let Some(connection) =
+                self.connections.get_mut(slot).filter(|c| c.volume == Some(id))
+            {
                 connection.break_off();
                 self.list(slot);
             }
@@ -431,7 +451,9 @@ impl<C: Core> Reactor<C> {
     fn detach(&mut self, id: VolumeId) -> Option<Box<dyn Backend>> {
         self.close_door(id);
         for slot in 0..self.connections.capacity() as u32 {
-            if let Some(connection) = self.connections.get_mut(slot).filter(|c| c.volume == Some(id)) {
+            if let Some(connection) =
+                self.connections.get_mut(slot).filter(|c| c.volume == Some(id))
+            {
                 connection.volume = None;
             }
         }
@@ -444,13 +466,19 @@ impl<C: Core> Reactor<C> {
             }
         }
         self.shared.gated.retain(|gated| *gated != id);
-        assert_eq!(volume.in_flight(), 0, "the core lets go of a volume before it reports that it did");
+        assert_eq!(
+            volume.in_flight(),
+            0,
+            "the core lets go of a volume before it reports that it did"
+        );
         Some(volume.into_backend())
     }
 
     pub(super) fn status(&self) -> ShardStatus {
-        let empty =
-            || LatencyHistogram::new_with_bounds(1_000, LATENCY_NS_MAX, 2).expect("as in `Volume::new`");
+        let empty = || {
+            LatencyHistogram::new_with_bounds(1_000, LATENCY_NS_MAX, 2)
+                .expect("as in `Volume::new`")
+        };
         let core = &self.shared.core;
         let volumes = core.volumes().into_iter().filter_map(|(id, _)| {
             let status = core.volume_status(self.shared.now, id)?;
@@ -470,12 +498,18 @@ impl<C: Core> Reactor<C> {
                 flush_latency,
             })
         });
-        ShardStatus { device: core.device_status(), volumes: volumes.collect(), reactor: self.shared.count }
+        ShardStatus {
+            device: core.device_status(),
+            volumes: volumes.collect(),
+            reactor: self.shared.count,
+        }
     }
 
     /// The shutdown is complete, as far as it can be waited for.
     pub(in crate::shard) fn is_stopped(&self) -> bool {
-        let Some(stopping) = self.stopping.as_ref().filter(|s| s.outcome.is_some()) else { return false };
+        let Some(stopping) = self.stopping.as_ref().filter(|s| s.outcome.is_some()) else {
+            return false;
+        };
         let patience = stopping.goodbye.is_some_and(|at| self.shared.now < at);
         let unsent = || self.connections.iter().any(|(_, c)| !c.broken() && !c.outbox.is_empty());
         self.device_is_idle() && !(patience && unsent())
@@ -493,11 +527,15 @@ impl<C: Core> Reactor<C> {
                 self.complete(completion);
             }
         }
-        let clean = |s: &VolumeStatus| !s.dirty && s.lost_blocks == 0 && s.state != VolumeState::Failed;
+        let clean =
+            |s: &VolumeStatus| !s.dirty && s.lost_blocks == 0 && s.state != VolumeState::Failed;
         let (core, now) = (&self.shared.core, self.shared.now);
         let device_failed = core.device_status().failed;
-        let known: Vec<(VolumeId, VolumeSpec, Option<VolumeStatus>)> =
-            core.volumes().into_iter().map(|(id, spec)| (id, spec, core.volume_status(now, id))).collect();
+        let known: Vec<(VolumeId, VolumeSpec, Option<VolumeStatus>)> = core
+            .volumes()
+            .into_iter()
+            .map(|(id, spec)| (id, spec, core.volume_status(now, id)))
+            .collect();
         let mut in_flight = 0;
         let volumes = known.into_iter().map(|(id, spec, status)| {
             let volume = self.shared.volumes.remove(id);
@@ -513,8 +551,8 @@ impl<C: Core> Reactor<C> {
         let volumes = volumes.collect();
         let (cache, shared, stopping) = self.dismantle();
         if in_flight > 0 {
-            // A backend that hangs may still write to the arena, so that must not be freed. The process is
-            // about to end anyway.
+            // A backend that hangs may still write to the arena, so that must not be freed. The
+            // process is about to end anyway.
             std::mem::forget(shared.core);
         }
         if let Some(Stopping { answer, outcome: Some(outcome), .. }) = stopping {

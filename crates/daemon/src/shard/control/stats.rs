@@ -14,7 +14,8 @@ pub const LATENCY_NS_MAX: u64 = 1_000_000_000 << 8;
 pub struct ShardVolumeStatus {
     /// What the core says.
     pub status: VolumeStatus,
-    /// For how long the backend has not answered the transfer that waits longest; 0 when it has answered all.
+    /// For how long the backend has not answered the transfer that waits longest; 0 when it has
+    /// answered all.
     pub backend_wait_ns: Nanos,
     /// What of the backend has failed just now.
     pub backend_error: Option<IoError>,

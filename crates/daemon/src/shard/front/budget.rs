@@ -1,10 +1,10 @@
 //! Who may take how much of the arena: volumes, and within a volume its connections.
 //!
-//! A part of it is reserved, the same for each volume that has clients: a volume goes on however many others
-//! have backends that stand still. Of the rest a volume gets at most twice what is left afterwards for the
-//! others (dynamic thresholds), so that alone it can use a lot. Of a volume's share, in turn, a connection gets at
-//! most what is left afterwards for the volume's others: clients that never take their replies leave
-//! room for one more that does.
+//! A part of it is reserved, the same for each volume that has clients: a volume goes on however
+//! many others have backends that stand still. Of the rest a volume gets at most twice what is left
+//! afterwards for the others (dynamic thresholds), so that alone it can use a lot. Of a volume's
+//! share, in turn, a connection gets at most what is left afterwards for the volume's others:
+//! clients that never take their replies leave room for one more that does.
 
 use crate::shard::limits::{RESERVE_BYTES_MAX, RESERVE_SHARE};
 use tidepool_engine::api::{VOLUMES_MAX, VolumeId};

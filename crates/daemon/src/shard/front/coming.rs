@@ -51,7 +51,8 @@ impl ShardHandle {
 }
 
 impl Announcement {
-    /// Whether clients are to wait for the volume: with false they are told at once that it is not there.
+    /// Whether clients are to wait for the volume: with false they are told at once that it is not
+    /// there.
     ///
     /// # Errors
     /// Only when the reactor has stopped.

@@ -1,8 +1,10 @@
-//! How much clients, other hosts and the control plane get done between two looks at the ring, so that none keeps the others waiting.
+//! How much clients, other hosts and the control plane get done between two looks at the ring, so
+//! that none keeps the others waiting.
 //!
-//! Work is counted where it is done, in units of about what it takes to touch one block or one node of the index. What one round has room
-//! for is divided among the volumes that have something to do; a volume that has used its part goes on in the next round, and its
-//! connections take turns. A single request may go past the rest of its volume's part, so no request may be large:
+//! Work is counted where it is done, in units of about what it takes to touch one block or one node
+//! of the index. What one round has room for is divided among the volumes that have something to
+//! do; a volume that has used its part goes on in the next round, and its connections take turns. A
+//! single request may go past the rest of its volume's part, so no request may be large:
 //!
 //! | command | units |
 //! |---|---|
@@ -20,14 +22,16 @@
 //! | a record, a block | [`BLOCK`] for each block besides |
 //! | what it is sent for that | one block or record at a time, and none while more than a bounded number of bytes waits to be sent |
 //!
-//! The control plane, which serves the admin API and the metrics, gets [`COMMANDS_MAX`] commands done:
+//! The control plane, which serves the admin API and the metrics, gets [`COMMANDS_MAX`] commands
+//! done:
 //!
 //! | command | units |
 //! |---|---|
 //! | status, and the list of volumes | [`STATUS`] |
 //! | any other: it begins something that goes on as the work of the core, which has bounds of its own | [`REQUEST`] |
 //!
-//! What trims and write-zeroes cost when the log has them comes later: so there is a bound to those that are under way, [`RANGE_BLOCKS_MAX`].
+//! What trims and write-zeroes cost when the log has them comes later: so there is a bound to those
+//! that are under way, [`RANGE_BLOCKS_MAX`].
 
 use tidepool_engine::api::{BLOCK_BYTES, VOLUMES_MAX, VolumeId};
 
@@ -50,8 +54,9 @@ const SHARE_MIN: u32 = 512;
 
 /// Trims and write-zeroes reach the core in pieces of this many bytes at most.
 pub(in crate::shard) const RANGE_PIECE_BYTES: u64 = 64 << 20;
-/// Blocks of trims and write-zeroes of all clients that are in the core at once; one piece more may begin below it, and a volume that has
-/// none may begin one, however long those of others stay: their backends may stand still.
+/// Blocks of trims and write-zeroes of all clients that are in the core at once; one piece more may
+/// begin below it, and a volume that has none may begin one, however long those of others stay:
+/// their backends may stand still.
 pub(in crate::shard) const RANGE_BLOCKS_MAX: u64 = 16 * RANGE_PIECE_BYTES / BLOCK_BYTES as u64;
 
 /// The work of a round.
@@ -145,12 +150,17 @@ mod tests {
     #[test]
     fn each_volume_gets_its_part_of_a_round() {
         let mut effort = Effort::new();
-        let volumes = [Some(VolumeId(3)), None, Some(VolumeId(3)), Some(VolumeId(9)), Some(VolumeId(4))];
+        let volumes =
+            [Some(VolumeId(3)), None, Some(VolumeId(3)), Some(VolumeId(9)), Some(VolumeId(4))];
         effort.divide(volumes.into_iter());
         effort.spend(volumes[0], ROUND_MAX / 4 - 1);
         assert!(!effort.is_spent(volumes[0]));
         effort.spend(volumes[0], 5000);
-        assert!(effort.is_spent(volumes[0]) && !effort.is_spent(volumes[1]) && !effort.is_spent(volumes[3]));
+        assert!(
+            effort.is_spent(volumes[0])
+                && !effort.is_spent(volumes[1])
+                && !effort.is_spent(volumes[3])
+        );
         assert_eq!(effort.next_round(), u64::from(ROUND_MAX / 4 - 1 + 5000));
         assert!(!effort.is_spent(volumes[0]));
         assert_eq!(effort.next_round(), 0);

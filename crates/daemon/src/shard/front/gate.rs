@@ -1,10 +1,11 @@
 //! Writes that begin or end inside a sector.
 //!
-//! The core takes whole sectors, so such a write reads the sectors at its edges first, completes them
-//! and writes whole sectors. Between the read and the write nobody else may change those sectors, or an
-//! acknowledged write would be undone. Such writes are rare (a guest's disk has sectors of its own), so
-//! the rule is coarse: the gate of the volume closes, no further write enters the core, those inside
-//! finish, and one unaligned write after the other runs alone. Reads go on.
+//! The core takes whole sectors, so such a write reads the sectors at its edges first, completes
+//! them and writes whole sectors. Between the read and the write nobody else may change those
+//! sectors, or an acknowledged write would be undone. Such writes are rare (a guest's disk has
+//! sectors of its own), so the rule is coarse: the gate of the volume closes, no further write
+//! enters the core, those inside finish, and one unaligned write after the other runs alone. Reads
+//! go on.
 
 use crate::shard::core::Core;
 use crate::shard::front::budget::Held;
@@ -56,7 +57,8 @@ impl Unaligned {
         [head, tail]
     }
 
-    /// Completes the payload with what the edge sector holds outside of it, or the edge sector with zeroes.
+    /// Completes the payload with what the edge sector holds outside of it, or the edge sector with
+    /// zeroes.
     fn merge<C: Core>(&self, shared: &mut Shared<C>, sector: u64, scratch: Buf) {
         let arena = shared.core.arena_mut();
         let edge = scratch.slice((sector % BLOCK) as usize, SECTOR_BYTES);
@@ -131,8 +133,8 @@ fn request_id(volume: VolumeId, part: usize) -> RequestId {
     GATE_MARK | u64::from(volume.0) << 8 | part as u64
 }
 
-/// Queues an unaligned write and closes the gate of its volume. A connection waits at a closed gate, so
-/// there is at most one per connection.
+/// Queues an unaligned write and closes the gate of its volume. A connection waits at a closed
+/// gate, so there is at most one per connection.
 pub(in crate::shard) fn push<C: Core>(shared: &mut Shared<C>, id: VolumeId, write: Unaligned) {
     let Some(volume) = shared.volumes.get_mut(id) else { return };
     if !volume.gate.is_closed() {
@@ -180,8 +182,8 @@ pub(in crate::shard) fn advance<C: Core>(shared: &mut Shared<C>, id: VolumeId) -
     true
 }
 
-/// A request of the volume's gate is complete. Returns the unaligned write when that ends it; the gate
-/// is open again then, unless others wait.
+/// A request of the volume's gate is complete. Returns the unaligned write when that ends it; the
+/// gate is open again then, unless others wait.
 pub(in crate::shard) fn done<C: Core>(
     shared: &mut Shared<C>,
     id: VolumeId,
@@ -232,14 +234,21 @@ fn write_parts<C: Core>(
     }
     let mut parts: [Option<Request>; 3] = [None; 3];
     let fua = write.fua;
-    let request =
-        |part, op, offset, len, buf| Request { id: request_id(id, part), volume: id, op, offset, len, buf };
+    let request = |part, op, offset, len, buf| Request {
+        id: request_id(id, part),
+        volume: id,
+        op,
+        offset,
+        len,
+        buf,
+    };
     if write.buf.is_some() {
         let (start, end) = (write.offset / SECTOR * SECTOR, write.end().next_multiple_of(SECTOR));
         parts[WHOLE] = Some(request(WHOLE, Op::Write { fua }, start, end - start, write.buf));
     } else {
         for part in 0..2 {
-            parts[part] = edges[part].map(|at| request(part, Op::Write { fua }, at, SECTOR, scratch[part]));
+            parts[part] =
+                edges[part].map(|at| request(part, Op::Write { fua }, at, SECTOR, scratch[part]));
         }
         let (start, end) = (write.offset.next_multiple_of(SECTOR), write.end() / SECTOR * SECTOR);
         if start < end {

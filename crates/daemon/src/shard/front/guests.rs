@@ -1,5 +1,6 @@
-//! Clients on the way to another host. Here they come from: what they read there is read here. And here they go to: they are let
-//! in before the volume is served, and stay with the control plane until it is.
+//! Clients on the way to another host. Here they come from: what they read there is read here. And
+//! here they go to: they are let in before the volume is served, and stay with the control plane
+//! until it is.
 
 use crate::shard::api::{Guest, ShardError};
 use crate::shard::control::command::Answer;
@@ -54,7 +55,8 @@ impl Asks {
 }
 
 impl<C: Core> Reactor<C> {
-    /// Lets clients of a volume in that is not served here yet. What was expected under this name before is not any more.
+    /// Lets clients of a volume in that is not served here yet. What was expected under this name
+    /// before is not any more.
     pub(in crate::shard) fn expect(
         &mut self,
         number: u64,
@@ -92,7 +94,9 @@ impl<C: Core> Reactor<C> {
     /// The volume of a client is served now. Where it is not, the connection ends.
     pub(in crate::shard) fn adopt(&mut self, guest: Guest) {
         let volume = self.shared.volumes.iter().find(|v| v.serving && v.name == guest.session.name);
-        let Some((id, size_bytes)) = volume.map(|volume| (volume.id, volume.size_bytes)) else { return };
+        let Some((id, size_bytes)) = volume.map(|volume| (volume.id, volume.size_bytes)) else {
+            return;
+        };
         if self.stopping.is_some() || self.connections.is_full() {
             return;
         }
@@ -109,9 +113,17 @@ impl<C: Core> Reactor<C> {
         self.list(slot);
     }
 
-    /// Reads for a client on another host; without bytes it wants what was completed on stable media.
-    pub(in crate::shard) fn ask(&mut self, id: VolumeId, offset: u64, len: u32, answer: Answer<Vec<u8>>) {
-        let size = self.shared.volumes.get(id).filter(|volume| volume.serving).map(|v| v.size_bytes);
+    /// Reads for a client on another host; without bytes it wants what was completed on stable
+    /// media.
+    pub(in crate::shard) fn ask(
+        &mut self,
+        id: VolumeId,
+        offset: u64,
+        len: u32,
+        answer: Answer<Vec<u8>>,
+    ) {
+        let size =
+            self.shared.volumes.get(id).filter(|volume| volume.serving).map(|v| v.size_bytes);
         let Some(size) = size else { return drop(answer.send(Err(ShardError::NoVolume(id)))) };
         // As for a client here.
         if !self.shared.volumes.get(id).is_some_and(Volume::is_leased) {
@@ -128,8 +140,8 @@ impl<C: Core> Reactor<C> {
         self.shared.submit(Request { id: name, volume: id, op, offset, len: len.into(), buf });
     }
 
-    /// Remembers who is to be answered, with a buffer of so many bytes, and the part of it that is the answer. `None` if there is
-    /// no room, which has been answered then.
+    /// Remembers who is to be answered, with a buffer of so many bytes, and the part of it that is
+    /// the answer. `None` if there is no room, which has been answered then.
     pub(in crate::shard) fn begin_ask(
         &mut self,
         id: VolumeId,
@@ -145,7 +157,8 @@ impl<C: Core> Reactor<C> {
             let _ = answer.send(Err(limit));
             return None;
         }
-        let number = self.asks.0.insert(Ask { held, buf, data, answer }).expect("room was looked for");
+        let number =
+            self.asks.0.insert(Ask { held, buf, data, answer }).expect("room was looked for");
         Some((request_id(ASK_SLOT, number), buf))
     }
 
@@ -153,7 +166,8 @@ impl<C: Core> Reactor<C> {
     pub(in crate::shard) fn asked(&mut self, number: u32, result: Result<(), RequestError>) {
         let Ask { mut held, buf, data: (from, len), answer } = self.asks.0.remove(number);
         let told = result.map(|()| {
-            buf.map(|buf| self.shared.core.arena().bytes(buf.slice(from, len)).to_vec()).unwrap_or_default()
+            buf.map(|buf| self.shared.core.arena().bytes(buf.slice(from, len)).to_vec())
+                .unwrap_or_default()
         });
         if let Some(buf) = buf {
             self.shared.free(&mut held, buf);

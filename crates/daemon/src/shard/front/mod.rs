@@ -1,4 +1,5 @@
-//! What stands before the core: memory and work shared among volumes, gates, and clients that come before their volume.
+//! What stands before the core: memory and work shared among volumes, gates, and clients that come
+//! before their volume.
 //!
 //! | file | what it is about |
 //! |---|---|

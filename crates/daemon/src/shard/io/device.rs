@@ -1,5 +1,5 @@
-//! Transfers with the cache device. What the kernel did in part, or asks to be tried again, is gone on with within bounds; the core hears
-//! of a transfer once, when it has ended.
+//! Transfers with the cache device. What the kernel did in part, or asks to be tried again, is gone
+//! on with within bounds; the core hears of a transfer once, when it has ended.
 
 use crate::shard::limits::{DEVICE_OPS_MAX, DEVICE_RETRY_NS, DEVICE_TRIES_MAX};
 use std::os::fd::BorrowedFd;
@@ -53,7 +53,8 @@ impl Transfer {
         let may_go_on = self.kind != Kind::Sync && self.tries < DEVICE_TRIES_MAX;
         match result {
             0 if self.kind == Kind::Sync => Next::End(Ok(())),
-            // The kernel forgets what it could not write after it has said so once: a second sync would succeed.
+            // The kernel forgets what it could not write after it has said so once: a second sync
+            // would succeed.
             failed if failed < 0 && self.kind == Kind::Sync => Next::End(Err(error(-failed))),
             failed if failed < 0 => match -failed {
                 libc::EINTR if may_go_on => Next::GoOn,
@@ -76,7 +77,8 @@ impl Transfer {
         let first = arena.wrapping_add((self.buf.offset + self.done) as usize);
         let memory = std::ptr::slice_from_raw_parts_mut(first, self.bytes_left() as usize);
         match self.kind {
-            // SAFETY: the core leaves the buffer alone until it is told that the transfer has ended.
+            // SAFETY: the core leaves the buffer alone until it is told that the transfer has
+            // ended.
             Kind::Read => unsafe { ring.read(user, fd, at, memory) },
             // SAFETY: as above.
             Kind::Write { dsync } => unsafe { ring.write(user, fd, at, memory, dsync) },
@@ -120,7 +122,10 @@ pub(in crate::shard) struct DeviceOps {
 
 impl DeviceOps {
     pub(in crate::shard) fn new() -> DeviceOps {
-        DeviceOps { transfers: Slab::new(DEVICE_OPS_MAX), waiting: Vec::with_capacity(DEVICE_OPS_MAX) }
+        DeviceOps {
+            transfers: Slab::new(DEVICE_OPS_MAX),
+            waiting: Vec::with_capacity(DEVICE_OPS_MAX),
+        }
     }
 
     pub(in crate::shard) fn is_full(&self) -> bool {
@@ -137,7 +142,8 @@ impl DeviceOps {
         self.transfers.is_empty()
     }
 
-    /// Begins a transfer, for which there must be room. `user` makes of its slot what the completion names.
+    /// Begins a transfer, for which there must be room. `user` makes of its slot what the
+    /// completion names.
     pub(in crate::shard) fn begin(
         &mut self,
         (token, kind, offset, buf): (Token, Kind, u64, Buf),
@@ -145,7 +151,8 @@ impl DeviceOps {
         (ring, fd, arena): (&mut Ring, BorrowedFd<'_>, *mut u8),
     ) {
         let transfer = Transfer { token, kind, offset, buf, done: 0, tries: 0, again_at: None };
-        let slot = self.transfers.insert(transfer).expect("room was checked before the effect was taken");
+        let slot =
+            self.transfers.insert(transfer).expect("room was checked before the effect was taken");
         transfer.start(ring, user(slot), fd, arena);
     }
 
@@ -216,9 +223,11 @@ mod tests {
     #[test]
     fn what_the_kernel_asks_for_again_is_tried_again_within_bounds() {
         for kind in [Kind::Read, Kind::Write { dsync: true }] {
-            for (errno, wanted) in
-                [(libc::EINTR, Next::GoOn), (libc::EAGAIN, Next::Later), (libc::ENOMEM, Next::Later)]
-            {
+            for (errno, wanted) in [
+                (libc::EINTR, Next::GoOn),
+                (libc::EAGAIN, Next::Later),
+                (libc::ENOMEM, Next::Later),
+            ] {
                 let mut one = transfer(kind);
                 for _ in 1..DEVICE_TRIES_MAX {
                     assert_eq!(one.take(-errno), wanted);
@@ -231,7 +240,11 @@ mod tests {
             assert_eq!(one.take(12288), Next::End(Ok(())), "the rest");
             let mut one = transfer(kind);
             (1..DEVICE_TRIES_MAX).for_each(|_| assert_eq!(one.take(512), Next::GoOn));
-            assert_eq!(one.take(512), Next::End(Err(IoError::Errno(libc::EIO))), "too little each time");
+            assert_eq!(
+                one.take(512),
+                Next::End(Err(IoError::Errno(libc::EIO))),
+                "too little each time"
+            );
         }
     }
 

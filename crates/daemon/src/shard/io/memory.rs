@@ -1,5 +1,5 @@
-//! A core that keeps volumes in memory and does nothing else: for tests of the front door, and to measure
-//! what the front door costs by itself.
+//! A core that keeps volumes in memory and does nothing else: for tests of the front door, and to
+//! measure what the front door costs by itself.
 
 use crate::shard::core::Core;
 use rustix::event::{EventfdFlags, eventfd};
@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use tidepool_backend::{Backend, BackendError, Peer, Release, Transfer};
 use tidepool_engine::api::{
-    BLOCK_BYTES, ControlError, Effect, Event, Extent, IoError, Mode, Nanos, Op, Request, RequestError,
-    SECTOR_BYTES, VOLUMES_MAX, VolumeId, VolumeSpec, buffer_bytes,
+    BLOCK_BYTES, ControlError, Effect, Event, Extent, IoError, Mode, Nanos, Op, Request,
+    RequestError, SECTOR_BYTES, VOLUMES_MAX, VolumeId, VolumeSpec, buffer_bytes,
 };
 use tidepool_engine::mem::Arena;
 use tidepool_engine::status::{DeviceStatus, VolumeCounters, VolumeState, VolumeStatus};
@@ -170,12 +170,18 @@ impl MemoryCore {
         let range = offset as usize..end;
         let blocks = range.start / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES);
         let data = buf.map(|b| b.slice(range.start % BLOCK_BYTES, range.len()));
-        if self.options.bad_byte.is_some_and(|bad| range.contains(&(bad as usize)) && op == Op::Read) {
+        if self
+            .options
+            .bad_byte
+            .is_some_and(|bad| range.contains(&(bad as usize)) && op == Op::Read)
+        {
             return Err(RequestError::Io);
         }
         match (op, data) {
             _ if self.options.null => {}
-            (Op::Read, Some(data)) => self.arena.bytes_mut(data).copy_from_slice(&volume.bytes[range]),
+            (Op::Read, Some(data)) => {
+                self.arena.bytes_mut(data).copy_from_slice(&volume.bytes[range])
+            }
             (Op::Write { .. }, Some(data)) => {
                 volume.bytes[range].copy_from_slice(self.arena.bytes(data));
                 volume.written[blocks].fill(true);
@@ -239,9 +245,17 @@ impl Core for MemoryCore {
         known.filter_map(|(id, v)| Some((VolumeId(id as u16), v.as_ref()?.spec.clone()))).collect()
     }
 
-    fn add_volume(&mut self, _now: Nanos, spec: VolumeSpec, control: u64) -> Result<VolumeId, AddError> {
-        let id =
-            self.volumes.iter().position(Option::is_none).ok_or(AddError::TooMany(VOLUMES_MAX as u32))?;
+    fn add_volume(
+        &mut self,
+        _now: Nanos,
+        spec: VolumeSpec,
+        control: u64,
+    ) -> Result<VolumeId, AddError> {
+        let id = self
+            .volumes
+            .iter()
+            .position(Option::is_none)
+            .ok_or(AddError::TooMany(VOLUMES_MAX as u32))?;
         let bytes = if self.options.null { 0 } else { spec.size_bytes as usize };
         let blocks = (spec.size_bytes as usize).div_ceil(BLOCK_BYTES);
         let volume = MemoryVolume {
@@ -255,7 +269,13 @@ impl Core for MemoryCore {
         Ok(VolumeId(id as u16))
     }
 
-    fn attach(&mut self, _now: Nanos, _id: VolumeId, _attach: Attach, control: u64) -> Result<(), AddError> {
+    fn attach(
+        &mut self,
+        _now: Nanos,
+        _id: VolumeId,
+        _attach: Attach,
+        control: u64,
+    ) -> Result<(), AddError> {
         self.done(control);
         Ok(())
     }
@@ -365,7 +385,9 @@ impl Core for MemoryCore {
             let bytes = next.min(end) - at;
             match out.last_mut() {
                 Some(last) if last.dirty == written => last.len += bytes,
-                _ => out.push(Extent { len: bytes, dirty: written, zero: !written, cached: written }),
+                _ => {
+                    out.push(Extent { len: bytes, dirty: written, zero: !written, cached: written })
+                }
             }
             at += bytes;
         }

@@ -1,4 +1,5 @@
-//! What the core works on: the cache device, the volumes' backends, and a volume in memory for measurements.
+//! What the core works on: the cache device, the volumes' backends, and a volume in memory for
+//! measurements.
 //!
 //! | file | what it is about |
 //! |---|---|

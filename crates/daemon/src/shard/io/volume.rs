@@ -23,8 +23,8 @@ pub(in crate::shard) enum Kind {
     Flush,
 }
 
-/// How long an error of the backend is told. Whatever failed is tried again well within it, and what succeeds
-/// meanwhile, such as reads from a full pool, says nothing about it.
+/// How long an error of the backend is told. Whatever failed is tried again well within it, and
+/// what succeeds meanwhile, such as reads from a full pool, says nothing about it.
 const ERROR_TOLD_NS: Nanos = 2_000_000_000;
 
 /// A transfer that the backend has not answered.
@@ -57,7 +57,8 @@ pub(in crate::shard) struct Volume {
     snapshot_change: Option<Answer<()>>,
     /// The ring polls the backend's descriptor.
     pub(in crate::shard) polled: bool,
-    /// Another host may own the image since: what is read here after that may be the past. `None` where that cannot be.
+    /// Another host may own the image since: what is read here after that may be the past. `None`
+    /// where that cannot be.
     pub(in crate::shard) leased_until: Option<Nanos>,
     /// The ownership record is being changed, and how the last change has ended.
     record_in_flight: bool,
@@ -129,15 +130,16 @@ impl Volume {
         (now.saturating_sub(at) < ERROR_TOLD_NS).then_some(error)
     }
 
-    /// Has the ownership record say who holds the other copy; [`Volume::record_written`] tells when it does.
+    /// Has the ownership record say who holds the other copy; [`Volume::record_written`] tells when
+    /// it does.
     pub(in crate::shard) fn set_peer(&mut self, peer: Option<Peer>) {
         assert!(!self.record_in_flight, "one change of the record at a time");
         self.record_in_flight = true;
         self.backend.set_peer(RECORD_TOKEN, peer);
     }
 
-    /// What is read here is the volume's content now. Looked at when a read has come, with the clock of that moment: whatever
-    /// another host acknowledges later is not older than the read.
+    /// What is read here is the volume's content now. Looked at when a read has come, with the
+    /// clock of that moment: whatever another host acknowledges later is not older than the read.
     pub(in crate::shard) fn is_leased(&self) -> bool {
         self.leased_until.is_none_or(|until| tidepool_driver::now() <= until)
     }
@@ -170,7 +172,10 @@ impl Volume {
     ) {
         let begun = match &self.snapshot_change {
             Some(_) => Err(ControlError::Busy),
-            None => self.backend.change_snapshot(SNAPSHOT_TOKEN, name, change).map_err(ControlError::Backend),
+            None => self
+                .backend
+                .change_snapshot(SNAPSHOT_TOKEN, name, change)
+                .map_err(ControlError::Backend),
         };
         match begun {
             Ok(()) => self.snapshot_change = Some(answer),
@@ -179,7 +184,13 @@ impl Volume {
     }
 
     /// Executes a backend effect of the core.
-    pub(in crate::shard) fn transfer(&mut self, now: Nanos, arena: &Arena, token: Token, op: BackendOp) {
+    pub(in crate::shard) fn transfer(
+        &mut self,
+        now: Nanos,
+        arena: &Arena,
+        token: Token,
+        op: BackendOp,
+    ) {
         if self.in_flight.len() == INFLIGHT_MAX {
             self.waiting.push_back((token, op));
         } else {
@@ -211,7 +222,8 @@ impl Volume {
                 Transfer::RedoWrite { group, frame, ptr: memory(buf), len: buf.len as usize }
             }
             BackendOp::RedoCommit { first, group, frames, sequence, cut_at } => {
-                // As old as it is now, not when the core decided: it may have waited for others in between.
+                // As old as it is now, not when the core decided: it may have waited for others in
+                // between.
                 let age = Duration::from_nanos(tidepool_driver::now().saturating_sub(cut_at));
                 Transfer::RedoCommit { first, group, frames, sequence, age }
             }
@@ -227,8 +239,8 @@ impl Volume {
             }
         };
         self.in_flight.insert(token.0, Flight { since: now, asked });
-        // SAFETY: the core leaves the buffer of an effect alone until it is told that it is done, and the
-        // arena outlives the backend's transfers (see `Reactor::stop`).
+        // SAFETY: the core leaves the buffer of an effect alone until it is told that it is done,
+        // and the arena outlives the backend's transfers (see `Reactor::stop`).
         unsafe { self.backend.submit(token.0, transfer) };
     }
 
@@ -240,7 +252,8 @@ impl Volume {
         done: &mut Vec<(Token, Result<(), IoError>)>,
     ) {
         let (in_flight, last_error) = (&mut self.in_flight, &mut self.error);
-        let (record_in_flight, record_written) = (&mut self.record_in_flight, &mut self.record_written);
+        let (record_in_flight, record_written) =
+            (&mut self.record_in_flight, &mut self.record_written);
         let snapshot_change = &mut self.snapshot_change;
         self.backend.completions(&mut |token, result| {
             if token == RECORD_TOKEN {
@@ -249,7 +262,8 @@ impl Volume {
                 return;
             }
             if token == SNAPSHOT_TOKEN {
-                let outcome = result.map_err(|error| ShardError::from(ControlError::Backend(error)));
+                let outcome =
+                    result.map_err(|error| ShardError::from(ControlError::Backend(error)));
                 if let Some(answer) = snapshot_change.take() {
                     // The caller may have gone.
                     let _ = answer.send(outcome);
@@ -320,7 +334,8 @@ pub(in crate::shard) struct Offer<'a> {
 impl<'a> Offer<'a> {
     fn offered(&self) -> impl Iterator<Item = Export<'_>> {
         let is_served = |name: &str| self.volumes.iter().any(|v| v.serving && v.name == name);
-        let wanted = move |e: &&Expected| !is_served(&e.name) && self.only.is_none_or(|only| only == e.name);
+        let wanted =
+            move |e: &&Expected| !is_served(&e.name) && self.only.is_none_or(|only| only == e.name);
         self.served().chain(self.expected.iter().filter(wanted).map(Expected::export))
     }
 
@@ -349,7 +364,8 @@ impl<'a> Offer<'a> {
 impl Exports for Offer<'_> {
     fn find(&self, name: &str) -> Option<Export<'_>> {
         if name.is_empty() {
-            // Without a choice there is a default. What is not here yet is no choice where there are others.
+            // Without a choice there is a default. What is not here yet is no choice where there
+            // are others.
             if self.only.is_some() {
                 return self.offered().next();
             }
@@ -367,7 +383,9 @@ impl Exports for Offer<'_> {
             // The default, if it will be the only one.
             let mut all = self.coming();
             let first = all.next().filter(|_| all.next().is_none());
-            first.filter(|one| one.awaited && (self.only.is_some() || self.served().next().is_none()))
+            first.filter(|one| {
+                one.awaited && (self.only.is_some() || self.served().next().is_none())
+            })
         } else {
             self.coming().find(|one| one.awaited && one.name == name)
         };

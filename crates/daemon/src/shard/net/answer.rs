@@ -1,11 +1,11 @@
 //! From the core's answers to NBD replies.
 //!
-//! A read in several pieces is answered in whatever order they come when the client takes structured
-//! replies. Otherwise (or when it asked for one chunk) the reply is one stream: the pieces wait
-//! for their turn, and no other reply can come between them. It begins when all of them are there, so
-//! that an error can still be told. Only when memory for the rest is short, and nothing else of the
-//! connection is under way that could free some, it begins earlier; an error then ends the connection,
-//! as the protocol demands.
+//! A read in several pieces is answered in whatever order they come when the client takes
+//! structured replies. Otherwise (or when it asked for one chunk) the reply is one stream: the
+//! pieces wait for their turn, and no other reply can come between them. It begins when all of them
+//! are there, so that an error can still be told. Only when memory for the rest is short, and
+//! nothing else of the connection is under way that could free some, it begins earlier; an error
+//! then ends the connection, as the protocol demands.
 
 use crate::shard::core::Core;
 use crate::shard::io::volume::Kind;
@@ -73,7 +73,8 @@ impl Connection {
         self.turn.wake |= self.stall == Some(Stall::Own);
         let structured = self.structured();
         if result == Err(RequestError::Shutdown) {
-            // The daemon or the volume comes again: a client asks again then, and would hand an error on to its guest.
+            // The daemon or the volume comes again: a client asks again then, and would hand an
+            // error on to its guest.
             self.break_off();
         }
         if self.broken() {
@@ -99,8 +100,9 @@ impl Connection {
             (Some(_), Some(buf)) if failed.is_none() => {
                 self.pieces.remove(slot);
                 let cookie = asked.cookie;
-                self.outbox
-                    .push(Some(payload(buf, offset, len)), Some(buf), |head| reply::simple(head, cookie));
+                self.outbox.push(Some(payload(buf, offset, len)), Some(buf), |head| {
+                    reply::simple(head, cookie)
+                });
                 self.record(request, shared);
             }
             _ => {
@@ -138,7 +140,8 @@ impl Connection {
             }),
             Some(errno) => {
                 let fault = reply::Fault { errno, offset, message: message(errno) };
-                self.outbox.push(None, Some(buf), |head| reply::error_at(head, cookie, &fault, last));
+                self.outbox
+                    .push(None, Some(buf), |head| reply::error_at(head, cookie, &fault, last));
             }
         }
         if last {
@@ -161,11 +164,15 @@ impl Connection {
         loop {
             let Some(asked) = self.requests.get_mut(request) else { return };
             let turn = asked.offset + u64::from(asked.queued);
-            let next = self.pieces.iter().find(|(_, p)| p.request == request && p.done && p.offset == turn);
+            let next = self
+                .pieces
+                .iter()
+                .find(|(_, p)| p.request == request && p.done && p.offset == turn);
             let Some((slot, _)) = next else { break };
             let piece = self.pieces.remove(slot);
             let Some(buf) = piece.buf else { break };
-            let (cookie, offset, len, first) = (asked.cookie, asked.offset, asked.len, asked.queued == 0);
+            let (cookie, offset, len, first) =
+                (asked.cookie, asked.offset, asked.len, asked.queued == 0);
             asked.queued += piece.len;
             self.outbox.push(Some(payload(buf, piece.offset, piece.len)), Some(buf), |head| {
                 if first { reply::read(head, structured, cookie, offset, len) } else { 0 }
@@ -188,7 +195,11 @@ impl Connection {
     /// An ordered read has failed: say so, if nothing of it has been sent.
     fn give_up_ordered<C: Core>(&mut self, request: u32, shared: &mut Shared<C>) {
         loop {
-            let done = self.pieces.iter().find(|(_, p)| p.request == request && p.done).map(|(slot, _)| slot);
+            let done = self
+                .pieces
+                .iter()
+                .find(|(_, p)| p.request == request && p.done)
+                .map(|(slot, _)| slot);
             let Some(slot) = done else { break };
             self.drop_piece(slot, shared);
         }
@@ -238,7 +249,12 @@ impl Connection {
 }
 
 /// A piece of an ordered read has come back; a failed one is of no use any more.
-fn piece_waits<C: Core>(connection: &mut Connection, slot: u32, failed: bool, shared: &mut Shared<C>) {
+fn piece_waits<C: Core>(
+    connection: &mut Connection,
+    slot: u32,
+    failed: bool,
+    shared: &mut Shared<C>,
+) {
     if failed {
         connection.drop_piece(slot, shared);
     } else if let Some(piece) = connection.pieces.get_mut(slot) {

@@ -1,5 +1,5 @@
-//! One NBD client. What it sends becomes requests to the core (`requests.rs`), what the core answers becomes replies
-//! (`answer.rs`).
+//! One NBD client. What it sends becomes requests to the core (`requests.rs`), what the core
+//! answers becomes replies (`answer.rs`).
 
 use super::inbox::Inbox;
 use super::outbox::Outbox;
@@ -45,7 +45,8 @@ pub(super) enum State {
         refusal: Refusal,
         left: u32,
     },
-    /// Its volume is not served yet: the connection goes to the control plane, see [`Connection::is_leaving`].
+    /// Its volume is not served yet: the connection goes to the control plane, see
+    /// [`Connection::is_leaving`].
     Leaving,
     /// Nothing is read any more; what is under way is finished.
     Ended,
@@ -86,7 +87,8 @@ pub(in crate::shard) struct Turn {
 /// How far a connection has ended.
 #[derive(Default)]
 struct Ending {
-    /// It is neither read nor written any more. It goes when the kernel and the core have let go of it.
+    /// It is neither read nor written any more. It goes when the kernel and the core have let go of
+    /// it.
     broken: bool,
     /// The shard is shutting down: what comes is not looked at.
     deaf: bool,
@@ -183,19 +185,27 @@ impl Connection {
         self.volume
     }
 
-    /// Its volume is not served here yet, and the kernel works on neither direction: it can be passed on.
+    /// Its volume is not served here yet, and the kernel works on neither direction: it can be
+    /// passed on.
     pub(in crate::shard) fn is_leaving(&self) -> bool {
         let is_there = !self.ending.broken && !self.ending.muted;
-        matches!(self.state, State::Leaving) && is_there && self.outbox.is_empty() && self.is_quiet()
+        matches!(self.state, State::Leaving)
+            && is_there
+            && self.outbox.is_empty()
+            && self.is_quiet()
     }
 
     /// What the handshake has come to, and what was received behind it, if it is leaving.
     pub(in crate::shard) fn take_guest(&mut self) -> Option<(Session, Vec<u8>)> {
         let unread = self.inbox.unread().to_vec();
-        self.session.take().filter(|_| matches!(self.state, State::Leaving)).map(|session| (session, unread))
+        self.session
+            .take()
+            .filter(|_| matches!(self.state, State::Leaving))
+            .map(|session| (session, unread))
     }
 
-    /// A client whose handshake was elsewhere: its volume is served here, and some of its requests have come already.
+    /// A client whose handshake was elsewhere: its volume is served here, and some of its requests
+    /// have come already.
     pub(in crate::shard) fn welcome<C: Core>(
         &mut self,
         session: Session,
@@ -272,7 +282,8 @@ impl Connection {
         }
         let arena = shared.core.arena().as_ptr();
         if let Some(message) = self.outbox.next_message(arena) {
-            // SAFETY: the message, heads and data stay as they are until the completion (`Outbox::sent`).
+            // SAFETY: the message, heads and data stay as they are until the completion
+            // (`Outbox::sent`).
             unsafe { ring.sendmsg(send, self.fd.as_fd(), message) };
         }
         // What was received is taken apart first.
@@ -281,21 +292,29 @@ impl Connection {
         if reads && !self.inbox.in_flight() {
             let (direct, beyond) = match &self.state {
                 State::Payload { request, buf, offset, len, filled } => {
-                    let at = buf.offset as usize + (offset % BLOCK_BYTES as u64) as usize + *filled as usize;
+                    let at = buf.offset as usize
+                        + (offset % BLOCK_BYTES as u64) as usize
+                        + *filled as usize;
                     let last = self.requests.get(*request).is_none_or(|r| r.issued + len == r.len);
                     (Some((arena.wrapping_add(at), (len - filled) as usize)), last)
                 }
                 _ => (None, true),
             };
             let (message, drained) = self.inbox.next_message(direct, beyond);
-            // SAFETY: the message, the receive buffer and the arena's buffer stay as they are until the
-            // completion: the connection is kept until then (`is_over`) and its payload with it.
+            // SAFETY: the message, the receive buffer and the arena's buffer stay as they are until
+            // the completion: the connection is kept until then (`is_over`) and its payload with
+            // it.
             unsafe { ring.recvmsg(receive, self.fd.as_fd(), message, drained) };
         }
     }
 
     /// A receive is done.
-    pub(in crate::shard) fn received<C: Core>(&mut self, result: i32, more: bool, shared: &mut Shared<C>) {
+    pub(in crate::shard) fn received<C: Core>(
+        &mut self,
+        result: i32,
+        more: bool,
+        shared: &mut Shared<C>,
+    ) {
         let bytes = usize::try_from(result).unwrap_or(0);
         let direct = self.inbox.received(bytes, more);
         if let State::Payload { filled, .. } = &mut self.state {
@@ -324,8 +343,9 @@ impl Connection {
         self.turn.wake |= self.stall == Some(Stall::Own);
     }
 
-    /// The client takes nothing any more. If it has left, what it has sent tells whether it has said good-bye; see [`Connection::process`].
-    /// One that is there, as where the kernel has no memory for an answer, is not to wait for that in vain.
+    /// The client takes nothing any more. If it has left, what it has sent tells whether it has
+    /// said good-bye; see [`Connection::process`]. One that is there, as where the kernel has no
+    /// memory for an answer, is not to wait for that in vain.
     fn mute<C: Core>(&mut self, shared: &mut Shared<C>) {
         if !self.peer_has_left() {
             return self.break_off();
@@ -344,8 +364,9 @@ impl Connection {
             self.stall = None;
             return;
         }
-        // A client that left while its requests waited here may have sent them again over a new connection, and
-        // newer ones after them: these here must not overtake. A client that said good-bye behind them has not.
+        // A client that left while its requests waited here may have sent them again over a new
+        // connection, and newer ones after them: these here must not overtake. A client that said
+        // good-bye behind them has not.
         let waited = self.stall.is_some() || std::mem::take(&mut self.turn.deferred);
         if !self.ending.said_goodbye && (self.ending.muted || waited && self.peer_has_left()) {
             if self.inbox.in_flight() {
@@ -383,7 +404,10 @@ impl Connection {
 
     /// It waits for somebody else, and its client may have left meanwhile.
     pub(in crate::shard) fn may_wait_in_vain(&self) -> bool {
-        self.stall.is_some() && !self.ending.broken && !self.ending.said_goodbye && self.peer_has_left()
+        self.stall.is_some()
+            && !self.ending.broken
+            && !self.ending.said_goodbye
+            && self.peer_has_left()
     }
 
     fn peer_has_left(&self) -> bool {
@@ -392,11 +416,14 @@ impl Connection {
         rustix::event::poll(&mut poll, Some(&at_once)).is_ok_and(|ready| ready > 0)
     }
 
-    /// Whether the client's good-bye is among what it has sent and nobody has taken apart. Nothing more comes from it.
+    /// Whether the client's good-bye is among what it has sent and nobody has taken apart. Nothing
+    /// more comes from it.
     fn says_goodbye(&self) -> bool {
         let unissued = |slot: u32| {
-            let asked =
-                self.requests.get(slot).filter(|asked| matches!(asked.command, Command::Write { .. }));
+            let asked = self
+                .requests
+                .get(slot)
+                .filter(|asked| matches!(asked.command, Command::Write { .. }));
             asked.map_or(0, |asked| (asked.len - asked.issued) as usize)
         };
         // What of a payload is still to come before the next header.
@@ -407,13 +434,16 @@ impl Connection {
             State::Payload { request, filled, .. } => unissued(*request) - *filled as usize,
             _ => return false,
         };
-        let Some(session) = self.session.as_ref().filter(|_| !self.inbox.in_flight()) else { return false };
+        let Some(session) = self.session.as_ref().filter(|_| !self.inbox.in_flight()) else {
+            return false;
+        };
         let mut sent = self.inbox.unread().to_vec();
         let waiting = rustix::io::ioctl_fionread(&self.fd).unwrap_or(0) as usize;
         let taken = sent.len();
         sent.resize(taken + waiting, 0);
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        let peeked = rustix::net::recv(&self.fd, &mut sent[taken..], flags).map_or(0, |(peeked, _)| peeked);
+        let peeked =
+            rustix::net::recv(&self.fd, &mut sent[taken..], flags).map_or(0, |(peeked, _)| peeked);
         sent.truncate(taken + peeked);
         sent.get(payload_bytes..).is_some_and(|sent| session.says_goodbye(sent))
     }
@@ -469,7 +499,8 @@ impl Connection {
                         if awaited.is_some_and(|name| !self.take_place(&name, shared)) {
                             return false;
                         }
-                        let until = *self.waits_until.get_or_insert(shared.now + VOLUME_WAIT_NS_MAX);
+                        let until =
+                            *self.waits_until.get_or_insert(shared.now + VOLUME_WAIT_NS_MAX);
                         // It has taken no time of its own.
                         self.handshake_deadline = Some(until + HANDSHAKE_NS_MAX);
                         return self.stall(Stall::Volume);

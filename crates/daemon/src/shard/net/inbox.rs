@@ -54,8 +54,8 @@ impl Inbox {
         self.in_flight
     }
 
-    /// The message for the next receive, and whether the last one has emptied the socket. With `direct`, that memory is filled
-    /// first, and the buffer only if `beyond`.
+    /// The message for the next receive, and whether the last one has emptied the socket. With
+    /// `direct`, that memory is filled first, and the buffer only if `beyond`.
     pub(in crate::shard) fn next_message(
         &mut self,
         direct: Option<(*mut u8, usize)>,
@@ -82,8 +82,8 @@ impl Inbox {
         (self.message.of(used), self.drained)
     }
 
-    /// The receive in flight is done and brought `bytes`, and there may be `more` in the socket. Returns how many of them went to
-    /// the memory outside of the buffer.
+    /// The receive in flight is done and brought `bytes`, and there may be `more` in the socket.
+    /// Returns how many of them went to the memory outside of the buffer.
     pub(in crate::shard) fn received(&mut self, bytes: usize, more: bool) -> usize {
         assert!(self.in_flight, "a receive completes once");
         (self.in_flight, self.drained) = (false, !more);

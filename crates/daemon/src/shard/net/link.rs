@@ -1,5 +1,6 @@
-//! A connection to another host's daemon: the replica protocol's frames, both ways. The data of a record is received where the
-//! core wants it; what is sent is copied, since no append waits for a peer that does not read.
+//! A connection to another host's daemon: the replica protocol's frames, both ways. The data of a
+//! record is received where the core wants it; what is sent is copied, since no append waits for a
+//! peer that does not read.
 
 use crate::shard::api::Socket;
 use crate::shard::net::inbox::Inbox;
@@ -37,7 +38,8 @@ struct Arriving {
 pub(in crate::shard) enum Next {
     /// Not here yet.
     Nothing,
-    /// A message; its head is in the caller's buffer, with the data of a block, and taken with [`Link::take`].
+    /// A message; its head is in the caller's buffer, with the data of a block, and taken with
+    /// [`Link::take`].
     Frame(Prefix),
     /// All data of a record is here.
     Record(Arrived),
@@ -65,7 +67,8 @@ pub(in crate::shard) struct Link {
     pub(in crate::shard) effort: u32,
     /// What has come has to wait: nothing more is received.
     pub(in crate::shard) stalled: bool,
-    /// It has had its part of the round; what it has brought is for the next one, and nothing more is received before.
+    /// It has had its part of the round; what it has brought is for the next one, and nothing more
+    /// is received before.
     pub(in crate::shard) deferred: bool,
     /// When something was last received, or could not be for reasons of our own.
     pub(in crate::shard) heard: Nanos,
@@ -140,7 +143,8 @@ impl Link {
         }
     }
 
-    /// The buffer of a record that has not come whole, for the caller to free. Only when the link is quiet.
+    /// The buffer of a record that has not come whole, for the caller to free. Only when the link
+    /// is quiet.
     pub(in crate::shard) fn take_buffer(&mut self) -> Option<Buf> {
         assert!(self.is_quiet(), "the kernel may still write to it");
         self.arriving.take().map(|arriving| arriving.record.buf)
@@ -191,7 +195,8 @@ impl Link {
         let _ = self.send_now();
     }
 
-    /// What comes next. `head` is overwritten with the frame's head, and the data of a block behind it.
+    /// What comes next. `head` is overwritten with the frame's head, and the data of a block behind
+    /// it.
     pub(in crate::shard) fn next(
         &mut self,
         arena: &mut Arena,
@@ -224,7 +229,8 @@ impl Link {
         } else if !self.inbox.in_flight() {
             // While a receive is in flight the kernel fills the buffer itself.
             let bytes = self.inbox.unread().len().min(data.len() - arriving.filled);
-            data[arriving.filled..arriving.filled + bytes].copy_from_slice(&self.inbox.unread()[..bytes]);
+            data[arriving.filled..arriving.filled + bytes]
+                .copy_from_slice(&self.inbox.unread()[..bytes]);
             self.inbox.take(bytes);
             arriving.filled += bytes;
         }
@@ -233,7 +239,8 @@ impl Link {
         Ok(arrived.map_or(Next::Nothing, |arriving| Next::Record(arriving.record)))
     }
 
-    /// What has come of a frame's prefix and head: `wanted` bytes and more, or less when more has to come first.
+    /// What has come of a frame's prefix and head: `wanted` bytes and more, or less when more has
+    /// to come first.
     fn peek(&mut self, wanted: usize) -> Result<&[u8], Unreadable> {
         match &mut self.secure {
             Some(secure) => secure.peek(&mut self.inbox, wanted).map_err(Unreadable::Tls),
@@ -250,19 +257,34 @@ impl Link {
         }
     }
 
-    /// Bytes of the buffer for a record with this prefix; `None` if it is longer than this host's log takes.
+    /// Bytes of the buffer for a record with this prefix; `None` if it is longer than this host's
+    /// log takes.
     pub(in crate::shard) fn record_bytes(prefix: &Prefix) -> Option<usize> {
         (prefix.data_bytes() <= RECORD_DATA_BYTES_MAX).then_some(BLOCK_BYTES + prefix.data_bytes())
     }
 
     /// The data of a record goes behind its header in `buf`.
-    pub(in crate::shard) fn begin_record(&mut self, sequence: u64, generation: u64, durable: bool, buf: Buf) {
-        self.arriving =
-            Some(Arriving { record: Arrived { sequence, generation, durable, buf }, filled: BLOCK_BYTES });
+    pub(in crate::shard) fn begin_record(
+        &mut self,
+        sequence: u64,
+        generation: u64,
+        durable: bool,
+        buf: Buf,
+    ) {
+        self.arriving = Some(Arriving {
+            record: Arrived { sequence, generation, durable, buf },
+            filled: BLOCK_BYTES,
+        });
     }
 
     /// Sends what the socket takes, and starts what has to wait: one receive, one send.
-    pub(in crate::shard) fn arm(&mut self, ring: &mut Ring, arena: *mut u8, receive: u64, send: u64) {
+    pub(in crate::shard) fn arm(
+        &mut self,
+        ring: &mut Ring,
+        arena: *mut u8,
+        receive: u64,
+        send: u64,
+    ) {
         if self.broken {
             return;
         }
@@ -271,10 +293,12 @@ impl Link {
         }
         if !self.send_in_flight && self.sent < self.sending.len() {
             let rest = &mut self.sending[self.sent..];
-            self.vectors.vectors[0] = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
+            self.vectors.vectors[0] =
+                libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
             self.send_in_flight = true;
             let message = self.vectors.of(1);
-            // SAFETY: the message and what it names stay as they are until the completion (`Link::sent`).
+            // SAFETY: the message and what it names stay as they are until the completion
+            // (`Link::sent`).
             unsafe { ring.sendmsg(send, self.fd.as_fd(), message) };
         }
         if !self.stalled && !self.deferred && !self.inbox.in_flight() {
@@ -284,8 +308,9 @@ impl Link {
                 (arena.wrapping_add(at), arriving.record.buf.len as usize - arriving.filled)
             });
             let (message, drained) = self.inbox.next_message(direct, true);
-            // SAFETY: the message, the receive buffer and the arena's buffer stay as they are until the completion: the
-            // link is kept until then (`is_quiet`), and the record's buffer with it.
+            // SAFETY: the message, the receive buffer and the arena's buffer stay as they are until
+            // the completion: the link is kept until then (`is_quiet`), and the record's buffer
+            // with it.
             unsafe { ring.recvmsg(receive, self.fd.as_fd(), message, drained) };
         }
     }
@@ -306,10 +331,14 @@ impl Link {
             }
             let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
             // SAFETY: `rest` is memory of ours during the call.
-            let sent = unsafe { libc::send(self.fd.as_raw_fd(), rest.as_ptr().cast(), rest.len(), flags) };
+            let sent =
+                unsafe { libc::send(self.fd.as_raw_fd(), rest.as_ptr().cast(), rest.len(), flags) };
             let Ok(bytes) = usize::try_from(sent) else {
                 let error = std::io::Error::last_os_error().kind();
-                return matches!(error, std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted);
+                return matches!(
+                    error,
+                    std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted
+                );
             };
             self.sent += bytes;
         }
@@ -351,7 +380,8 @@ impl Link {
     }
 }
 
-/// Bytes of a frame that come to its reader in one piece: the data of a record goes where the core wants it.
+/// Bytes of a frame that come to its reader in one piece: the data of a record goes where the core
+/// wants it.
 fn frame_bytes(prefix: &Prefix) -> usize {
     PREFIX_BYTES + prefix.head_bytes() + prefix.block_bytes()
 }

@@ -27,7 +27,11 @@ pub(in crate::shard) struct Listener {
 
 impl<C: Core> Reactor<C> {
     /// Begins to accept on a socket.
-    pub(in crate::shard) fn listen(&mut self, fd: OwnedFd, export: Option<String>) -> Result<(), ShardError> {
+    pub(in crate::shard) fn listen(
+        &mut self,
+        fd: OwnedFd,
+        export: Option<String>,
+    ) -> Result<(), ShardError> {
         // io_uring waits by itself; with O_NONBLOCK it would not.
         let flags = rustix::fs::fcntl_getfl(&fd).map_err(system("look at the listening socket"))?;
         rustix::fs::fcntl_setfl(&fd, flags - OFlags::NONBLOCK)
@@ -104,14 +108,16 @@ impl<C: Core> Reactor<C> {
         self.list(slot);
     }
 
-    /// Ends the connection that has been shaking hands for longest, if that is long, and takes its place: clients that do nothing
-    /// keep nobody out. It is one over the volume's own sockets, or over those for all volumes.
+    /// Ends the connection that has been shaking hands for longest, if that is long, and takes its
+    /// place: clients that do nothing keep nobody out. It is one over the volume's own sockets, or
+    /// over those for all volumes.
     fn place_of_another(&mut self, full: Full, only: Option<&str>) -> Result<Place, Full> {
         let is_rival = |place: &Place| match only {
             Some(volume) => place.is_own() && place.is_of(volume),
             None => *place == Place::Handshake,
         };
-        let shakes = self.connections.iter().filter(|(_, c)| is_rival(&c.place) && c.has_said_too_little());
+        let shakes =
+            self.connections.iter().filter(|(_, c)| is_rival(&c.place) && c.has_said_too_little());
         let (slot, since) =
             shakes.map(|(slot, c)| (slot, c.since)).min_by_key(|(_, since)| *since).ok_or(full)?;
         if self.shared.now < since + HANDSHAKE_NS_MIN {

@@ -96,11 +96,14 @@ impl Outbox {
         held: &mut Held,
     ) -> bool {
         while let Some(message) = self.next_message(shared.core.arena().as_ptr()) {
-            let wanted: usize =
-                self.message.vectors[..self.message.header.msg_iovlen].iter().map(|v| v.iov_len).sum();
+            let wanted: usize = self.message.vectors[..self.message.header.msg_iovlen]
+                .iter()
+                .map(|v| v.iov_len)
+                .sum();
             // SAFETY: the message and what it names stay as they are during the call.
-            let sent =
-                unsafe { libc::sendmsg(fd.as_raw_fd(), message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+            let sent = unsafe {
+                libc::sendmsg(fd.as_raw_fd(), message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+            };
             let bytes = usize::try_from(sent).unwrap_or(0);
             let error = std::io::Error::last_os_error().kind();
             self.sent(bytes, shared, held);
@@ -126,8 +129,10 @@ impl Outbox {
             let skipped = len.min(*skip);
             *skip -= skipped;
             if skipped < len {
-                vectors[used] =
-                    libc::iovec { iov_base: ptr.wrapping_add(skipped).cast(), iov_len: len - skipped };
+                vectors[used] = libc::iovec {
+                    iov_base: ptr.wrapping_add(skipped).cast(),
+                    iov_len: len - skipped,
+                };
                 used += 1;
             }
             used
@@ -154,7 +159,12 @@ impl Outbox {
     }
 
     /// The message in flight is done: `bytes` of it are sent (0 after an error).
-    pub(in crate::shard) fn sent<C: Core>(&mut self, bytes: usize, shared: &mut Shared<C>, held: &mut Held) {
+    pub(in crate::shard) fn sent<C: Core>(
+        &mut self,
+        bytes: usize,
+        shared: &mut Shared<C>,
+        held: &mut Held,
+    ) {
         assert!(self.in_flight, "a send completes once");
         self.in_flight = false;
         let greeting = bytes.min(self.greeting.len() - self.greeting_sent);

@@ -1,9 +1,11 @@
-//! Who may have how many connections: none of those who take all that they get keeps the others out.
+//! Who may have how many connections: none of those who take all that they get keeps the others
+//! out.
 //!
-//! A connection is one of a volume's own sockets, or of the sockets for all volumes. It counts for its volume there, apart from those
-//! that the volume has over the other kind: who may open the sockets for all volumes takes nothing from a volume's own. Until a
-//! client of a socket for all volumes has said which volume it wants, it is one of those that shake hands, and they have places of
-//! their own.
+//! A connection is one of a volume's own sockets, or of the sockets for all volumes. It counts for
+//! its volume there, apart from those that the volume has over the other kind: who may open the
+//! sockets for all volumes takes nothing from a volume's own. Until a client of a socket for all
+//! volumes has said which volume it wants, it is one of those that shake hands, and they have
+//! places of their own.
 
 use crate::shard::limits::{
     CONNECTIONS_COMMON_MAX, CONNECTIONS_OF_VOLUME_MAX, CONNECTIONS_RESERVED, HANDSHAKES_MAX,
@@ -45,9 +47,14 @@ pub(in crate::shard) enum Full {
 impl std::fmt::Display for Full {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Full::Handshakes => write!(f, "{HANDSHAKES_MAX} clients shake hands, which is the limit"),
+            Full::Handshakes => {
+                write!(f, "{HANDSHAKES_MAX} clients shake hands, which is the limit")
+            }
             Full::Volume => {
-                write!(f, "its volume has {CONNECTIONS_OF_VOLUME_MAX} connections, which is the limit")
+                write!(
+                    f,
+                    "its volume has {CONNECTIONS_OF_VOLUME_MAX} connections, which is the limit"
+                )
             }
             Full::All => write!(
                 f,
@@ -113,7 +120,8 @@ impl Places {
             Place::None => {}
             Place::Handshake => self.handshakes -= 1,
             Place::Volume { name, own } => {
-                let index = self.shares.iter().position(|share| share.own == own && share.name == name);
+                let index =
+                    self.shares.iter().position(|share| share.own == own && share.name == name);
                 let index = index.expect("a place that is given back was taken");
                 let share = &mut self.shares[index];
                 share.count -= 1;

@@ -8,7 +8,8 @@ use crate::shard::io::volume::Volume;
 use crate::shard::limits::EXTENTS_MAX;
 use crate::shard::shared::Shared;
 use tidepool_engine::api::{
-    BLOCK_BYTES, Nanos, Op, REQUEST_BYTES_MAX, Request, RequestId, SECTOR_BYTES, VolumeId, buffer_bytes,
+    BLOCK_BYTES, Nanos, Op, REQUEST_BYTES_MAX, Request, RequestId, SECTOR_BYTES, VolumeId,
+    buffer_bytes,
 };
 use tidepool_engine::mem::Buf;
 use tidepool_nbd::{Command, Context, Errno, Incoming, reply, wire};
@@ -42,7 +43,8 @@ pub(in crate::shard) struct Piece {
     pub(super) gated: bool,
     /// Read, but the pieces before it are not.
     pub(super) done: bool,
-    /// It counts among the trims and write-zeroes of this volume, of which the connection may know no more when it ends.
+    /// It counts among the trims and write-zeroes of this volume, of which the connection may know
+    /// no more when it ends.
     pub(super) range_of: Option<VolumeId>,
 }
 
@@ -54,7 +56,9 @@ impl Connection {
     }
 
     pub(super) fn header<C: Core>(&mut self, shared: &mut Shared<C>) -> bool {
-        let Some(header) = self.inbox.unread().first_chunk::<{ wire::REQUEST_BYTES }>() else { return false };
+        let Some(header) = self.inbox.unread().first_chunk::<{ wire::REQUEST_BYTES }>() else {
+            return false;
+        };
         if !self.has_room() {
             return self.stall(Stall::Own);
         }
@@ -108,7 +112,8 @@ impl Connection {
             error: None,
             queued: 0,
         };
-        let slot = self.requests.insert(asked).expect("room was checked before the header was taken");
+        let slot =
+            self.requests.insert(asked).expect("room was checked before the header was taken");
         if matches!(request.command, Command::Flush) {
             self.submit(
                 slot,
@@ -205,7 +210,9 @@ impl Connection {
 
     /// Takes payload from the receive buffer; submits the piece when it is complete.
     pub(super) fn payload<C: Core>(&mut self, shared: &mut Shared<C>) -> bool {
-        let State::Payload { request, buf, offset, len, filled } = &mut self.state else { return false };
+        let State::Payload { request, buf, offset, len, filled } = &mut self.state else {
+            return false;
+        };
         let (request, buf, offset, len) = (*request, *buf, *offset, *len);
         let unread = self.inbox.unread();
         let some = unread.len().min((len - *filled) as usize);
@@ -225,7 +232,15 @@ impl Connection {
         self.state = State::Issue { request };
         self.submit(
             request,
-            Piece { request, offset, len, buf: Some(buf), gated: false, done: false, range_of: None },
+            Piece {
+                request,
+                offset,
+                len,
+                buf: Some(buf),
+                gated: false,
+                done: false,
+                range_of: None,
+            },
             shared,
         );
         true
@@ -328,7 +343,8 @@ impl Connection {
         }
         for (index, (context, buf)) in contexts.iter().zip(bufs.into_iter().flatten()).enumerate() {
             let out = shared.core.arena_mut().bytes_mut(buf);
-            let mut status = reply::BlockStatus::new(out, request.cookie, context.id(), request.len, one);
+            let mut status =
+                reply::BlockStatus::new(out, request.cookie, context.id(), request.len, one);
             let mut before = request.offset - start;
             for extent in &extents {
                 let len = extent.len.saturating_sub(before);

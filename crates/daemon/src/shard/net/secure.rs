@@ -1,4 +1,5 @@
-//! TLS on a link: what is sent is encrypted when it leaves, what has come is decrypted when it is taken.
+//! TLS on a link: what is sent is encrypted when it leaves, what has come is decrypted when it is
+//! taken.
 
 use crate::shard::net::inbox::Inbox;
 use rustls::Connection;
@@ -16,9 +17,13 @@ impl Secure {
         Secure { connection, clear: Vec::new() }
     }
 
-    /// Decrypts a part of `inbox` into `to`, which is not empty. Returns 0 when more has to come first. No more is decrypted
-    /// beforehand than what is encrypted as one.
-    pub(in crate::shard) fn read(&mut self, inbox: &mut Inbox, to: &mut [u8]) -> Result<usize, String> {
+    /// Decrypts a part of `inbox` into `to`, which is not empty. Returns 0 when more has to come
+    /// first. No more is decrypted beforehand than what is encrypted as one.
+    pub(in crate::shard) fn read(
+        &mut self,
+        inbox: &mut Inbox,
+        to: &mut [u8],
+    ) -> Result<usize, String> {
         loop {
             match self.connection.reader().read(to) {
                 Ok(0) => return Err("it has ended the connection".into()),
@@ -37,7 +42,11 @@ impl Secure {
     }
 
     /// The beginning of a frame: `wanted` bytes of it, or less when more has to come first.
-    pub(in crate::shard) fn peek(&mut self, inbox: &mut Inbox, wanted: usize) -> Result<&[u8], String> {
+    pub(in crate::shard) fn peek(
+        &mut self,
+        inbox: &mut Inbox,
+        wanted: usize,
+    ) -> Result<&[u8], String> {
         let mut clear = std::mem::take(&mut self.clear);
         let mut outcome = Ok(());
         let mut filled = clear.len();
@@ -63,7 +72,11 @@ impl Secure {
     }
 
     /// Encrypts `plain` and appends it to `out`, behind what TLS has to say by itself.
-    pub(in crate::shard) fn write(&mut self, mut plain: &[u8], out: &mut Vec<u8>) -> std::io::Result<()> {
+    pub(in crate::shard) fn write(
+        &mut self,
+        mut plain: &[u8],
+        out: &mut Vec<u8>,
+    ) -> std::io::Result<()> {
         loop {
             while self.connection.wants_write() {
                 self.connection.write_tls(out)?;
@@ -98,7 +111,15 @@ mod tests {
     fn ends() -> [Box<Connection>; 2] {
         let directory = tempfile::tempdir().expect("a directory");
         let made = Command::new("openssl")
-            .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"])
+            .args([
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:prime256v1",
+                "-nodes",
+            ])
             .args([
                 "-subj",
                 "/CN=h",
@@ -112,11 +133,14 @@ mod tests {
             .output()
             .expect("openssl is installed");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        std::fs::copy(directory.path().join("cert.pem"), directory.path().join("ca.pem")).expect("a copy");
+        std::fs::copy(directory.path().join("cert.pem"), directory.path().join("ca.pem"))
+            .expect("a copy");
         let certificates = Certificates::new(directory.path()).expect("it is its own authority");
         let host = ServerName::try_from("h").expect("a name");
-        let client = ClientConnection::new(certificates.client().expect("usable"), host).expect("a client");
-        let server = ServerConnection::new(certificates.server().expect("usable")).expect("a server");
+        let client =
+            ClientConnection::new(certificates.client().expect("usable"), host).expect("a client");
+        let server =
+            ServerConnection::new(certificates.server().expect("usable")).expect("a server");
         let mut ends = [Connection::from(client), Connection::from(server)].map(Box::new);
         while ends.iter().any(|end| end.is_handshaking()) {
             let [client, server] = &mut ends;
@@ -189,13 +213,20 @@ mod tests {
         let (mut from, mut to) = (Secure::new(server), Secure::new(client));
         let (mut inbox, plain, mut encrypted) = (Inbox::new(), data(3 << 20), Vec::new());
         from.write(&plain, &mut encrypted).expect("encrypted");
-        assert!(encrypted.len() < plain.len() + plain.len() / 100, "long pieces: {}", encrypted.len());
+        assert!(
+            encrypted.len() < plain.len() + plain.len() / 100,
+            "long pieces: {}",
+            encrypted.len()
+        );
         let (mut arrived, mut sent) = (Vec::new(), 0);
         while sent < encrypted.len() {
             sent += receive(&mut inbox, &encrypted[sent..]);
             let before = inbox.unread().len();
             let head = to.peek(&mut inbox, 16).expect("valid").to_vec();
-            assert!(before - inbox.unread().len() < 64 << 10, "no more is decrypted than is wanted");
+            assert!(
+                before - inbox.unread().len() < 64 << 10,
+                "no more is decrypted than is wanted"
+            );
             to.take(head.len());
             arrived.extend(head);
             let mut part = [0; 5000];

@@ -1,6 +1,6 @@
-//! The host that has the other copy of a volume: of a copy its owner, of an own volume the holder of its copy. The cache device
-//! remembers it with the volume, so that a forged ownership record makes no other host the owner of what is here. It stands
-//! before the volume's attachment:
+//! The host that has the other copy of a volume: of a copy its owner, of an own volume the holder
+//! of its copy. The cache device remembers it with the volume, so that a forged ownership record
+//! makes no other host the owner of what is here. It stands before the volume's attachment:
 //!
 //! | byte | content |
 //! |---|---|
@@ -59,7 +59,8 @@ impl fmt::Display for Kept {
 /// Takes the two apart. What is no counterpart stays part of the attachment.
 fn split(bytes: &[u8]) -> (Option<Counterpart>, &[u8]) {
     let parts = || {
-        let (head, rest) = bytes.split_first_chunk::<HEAD_BYTES>().filter(|(head, _)| head[0] == MARK)?;
+        let (head, rest) =
+            bytes.split_first_chunk::<HEAD_BYTES>().filter(|(head, _)| head[0] == MARK)?;
         let (host, rest) = rest.split_at_checked(head[HEAD_BYTES - 1].into())?;
         let cache = u128::from_be_bytes(*head[1..].first_chunk()?);
         Some((Counterpart { cache, host: str::from_utf8(host).ok()?.to_owned() }, rest))
@@ -77,7 +78,8 @@ pub fn without_counterpart(attachment: &[u8]) -> &[u8] {
     split(attachment).1
 }
 
-/// An attachment with a counterpart in the place of its own. Where there is no room the name is left out, then the counterpart.
+/// An attachment with a counterpart in the place of its own. Where there is no room the name is
+/// left out, then the counterpart.
 pub(in crate::shard) fn with_counterpart(attachment: &[u8], of: Option<&Counterpart>) -> Vec<u8> {
     let attachment = without_counterpart(attachment);
     let Some(Counterpart { cache, host }) = of else { return attachment.to_vec() };
@@ -86,7 +88,8 @@ pub(in crate::shard) fn with_counterpart(attachment: &[u8], of: Option<&Counterp
         if let Ok(length) = length
             && HEAD_BYTES + host.len() + attachment.len() <= ATTACHMENT_BYTES_MAX
         {
-            return [&[MARK], &cache.to_be_bytes()[..], &[length], host.as_bytes(), attachment].concat();
+            return [&[MARK], &cache.to_be_bytes()[..], &[length], host.as_bytes(), attachment]
+                .concat();
         }
     }
     attachment.to_vec()
@@ -96,21 +99,29 @@ impl<C: Core> Reactor<C> {
     /// An attachment for a volume that keeps its counterpart.
     pub(in crate::shard) fn with_counterpart_of(&self, id: VolumeId, attachment: &[u8]) -> Vec<u8> {
         let status = self.shared.core.volume_status(self.shared.now, id);
-        with_counterpart(attachment, status.and_then(|known| counterpart(&known.spec.attachment)).as_ref())
+        with_counterpart(
+            attachment,
+            status.and_then(|known| counterpart(&known.spec.attachment)).as_ref(),
+        )
     }
 
     /// The copy of this name that is kept for this host, and what is newest of it.
-    pub(in crate::shard) fn kept_for(&self, name: &str, of: &Counterpart) -> Option<(VolumeId, Newest)> {
+    pub(in crate::shard) fn kept_for(
+        &self,
+        name: &str,
+        of: &Counterpart,
+    ) -> Option<(VolumeId, Newest)> {
         let all = self.shared.core.volumes();
-        let (id, _) = all
-            .iter()
-            .find(|(_, spec)| spec.name == name && counterpart(&spec.attachment).as_ref() == Some(of))?;
+        let (id, _) = all.iter().find(|(_, spec)| {
+            spec.name == name && counterpart(&spec.attachment).as_ref() == Some(of)
+        })?;
         let status = self.shared.core.volume_status(self.shared.now, *id)?;
         let newest = Newest { generation: status.spec.generation, sequence: status.sequence };
         (status.state == VolumeState::Replica).then_some((*id, newest))
     }
 
-    /// The attachment that a volume has with this counterpart, or with none; `None` if it has that already, or there is no such volume.
+    /// The attachment that a volume has with this counterpart, or with none; `None` if it has that
+    /// already, or there is no such volume.
     pub(in crate::shard) fn attachment_for(
         &self,
         id: VolumeId,
@@ -121,8 +132,9 @@ impl<C: Core> Reactor<C> {
         (attachment != spec.attachment).then_some(attachment)
     }
 
-    /// Looks whether what is here of a volume may be given to, or thrown away for, the host that a record names as its owner. A record
-    /// can be forged: what the image may lack is kept for the volume's counterpart.
+    /// Looks whether what is here of a volume may be given to, or thrown away for, the host that a
+    /// record names as its owner. A record can be forged: what the image may lack is kept for the
+    /// volume's counterpart.
     ///
     /// # Errors
     /// It may not.
@@ -131,11 +143,15 @@ impl<C: Core> Reactor<C> {
         id: VolumeId,
         owner: &Counterpart,
     ) -> Result<(), ShardError> {
-        let Some(status) = self.shared.core.volume_status(self.shared.now, id) else { return Ok(()) };
-        let Some(counterpart) = counterpart(&status.spec.attachment).filter(|of| !of.is(owner)) else {
+        let Some(status) = self.shared.core.volume_status(self.shared.now, id) else {
             return Ok(());
         };
-        // The image has all of it. A volume of this host's own may have lost what its copy has, which is kept there.
+        let Some(counterpart) = counterpart(&status.spec.attachment).filter(|of| !of.is(owner))
+        else {
+            return Ok(());
+        };
+        // The image has all of it. A volume of this host's own may have lost what its copy has,
+        // which is kept there.
         let is_closed = matches!(status.state, VolumeState::Replica | VolumeState::Detached);
         if is_closed && !status.dirty && status.lost_blocks == 0 {
             return Ok(());

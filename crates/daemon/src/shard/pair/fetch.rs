@@ -1,5 +1,5 @@
-//! Records that an owner has lost with its host's power (RFC 9): its control plane hands them to its core before the volume is
-//! served.
+//! Records that an owner has lost with its host's power (RFC 9): its control plane hands them to
+//! its core before the volume is served.
 
 use crate::shard::api::ShardError;
 use crate::shard::control::command::Answer;
@@ -17,7 +17,8 @@ impl<C: Core> Reactor<C> {
         }
     }
 
-    /// Gives the core such a record, header block and data. With `durable` the answer comes when everything is on stable media.
+    /// Gives the core such a record, header block and data. With `durable` the answer comes when
+    /// everything is on stable media.
     pub(in crate::shard) fn log_record(
         &mut self,
         id: VolumeId,
@@ -29,6 +30,13 @@ impl<C: Core> Reactor<C> {
         let buf = buf.expect("a record has bytes");
         self.shared.core.arena_mut().bytes_mut(buf).copy_from_slice(bytes);
         let op = Op::Record { durable };
-        self.shared.submit(Request { id: number, volume: id, op, offset: 0, len: 0, buf: Some(buf) });
+        self.shared.submit(Request {
+            id: number,
+            volume: id,
+            op,
+            offset: 0,
+            len: 0,
+            buf: Some(buf),
+        });
     }
 }

@@ -19,7 +19,9 @@ use tidepool_engine::api::{
 };
 use tidepool_engine::mem::Buf;
 use tidepool_replica::wire::{Message, Prefix, Record as WireRecord, one_line};
-use tidepool_replica::{Arrived, Party, PeerDriver, PeerLost, PeerTurn, Record, Submit, may_take_over};
+use tidepool_replica::{
+    Arrived, Party, PeerDriver, PeerLost, PeerTurn, Record, Submit, may_take_over,
+};
 
 /// The other host's volume.
 pub(in crate::shard) struct Follower {
@@ -52,7 +54,11 @@ impl Follower {
     }
 
     /// Gives back what it holds.
-    pub(in crate::shard) fn dismantle<C: Core>(&mut self, arriving: Option<Buf>, shared: &mut Shared<C>) {
+    pub(in crate::shard) fn dismantle<C: Core>(
+        &mut self,
+        arriving: Option<Buf>,
+        shared: &mut Shared<C>,
+    ) {
         if let Some(buf) = arriving {
             shared.free(&mut self.held, buf);
         }
@@ -63,11 +69,13 @@ impl Follower {
 }
 
 impl<C: Core> Reactor<C> {
-    /// An owner wants to send its volume's records here: says what there is of it. Refused where the volume is served.
+    /// An owner wants to send its volume's records here: says what there is of it. Refused where
+    /// the volume is served.
     pub(in crate::shard) fn welcome(&mut self, hello: Hello) -> Result<(), ShardError> {
         let Hello { socket, host, me, my_host, record, spec } = hello;
         let owner = Counterpart { cache: record.owner.cache, host: host.clone() };
-        let mut link = Link::new(socket, host, &spec.name, FOLLOWER_QUEUE_BYTES_MAX, self.shared.now);
+        let mut link =
+            Link::new(socket, host, &spec.name, FOLLOWER_QUEUE_BYTES_MAX, self.shared.now);
         let known = match self.may_follow(&spec, &owner) {
             Ok(known) => known,
             Err(error) => {
@@ -79,14 +87,21 @@ impl<C: Core> Reactor<C> {
         let engine = self.shared.core.engine().expect("looked at just now");
         let volume = known.map(|(id, spec)| (id, spec.generation));
         let (driver, room, holds) = PeerDriver::new(engine, volume, me, &record);
-        link.push(&Message::Welcome { cache: me.cache, boot: me.boot, host: &my_host, room, holds });
+        link.push(&Message::Welcome {
+            cache: me.cache,
+            boot: me.boot,
+            host: &my_host,
+            room,
+            holds,
+        });
         let follower = Follower { driver, spec, owner, held: Held::default(), joined: false };
         self.replication.insert(link, Role::Follower(Box::new(follower)));
         self.start_beats();
         Ok(())
     }
 
-    /// Whether the owner of this volume may send its records here. Returns the volume, if it is known.
+    /// Whether the owner of this volume may send its records here. Returns the volume, if it is
+    /// known.
     fn may_follow(
         &mut self,
         spec: &VolumeSpec,
@@ -108,7 +123,9 @@ impl<C: Core> Reactor<C> {
         let known = all.into_iter().find(|(_, known)| known.name == spec.name);
         match known {
             Some((id, _)) if self.shared.volumes.get(id).is_some() => Err(ShardError::Attached(id)),
-            Some((_, known)) if known.backend != spec.backend => Err(ShardError::OtherImage(known.backend)),
+            Some((_, known)) if known.backend != spec.backend => {
+                Err(ShardError::OtherImage(known.backend))
+            }
             Some((id, known)) => {
                 self.check_counterpart(id, owner)?;
                 self.check_links_of(owner)?;
@@ -122,8 +139,8 @@ impl<C: Core> Reactor<C> {
         }
     }
 
-    /// Looks whether what was welcome may still be thrown away, or given to its owner: it may have become dirty meanwhile, or its number
-    /// another volume's.
+    /// Looks whether what was welcome may still be thrown away, or given to its owner: it may have
+    /// become dirty meanwhile, or its number another volume's.
     pub(in crate::shard) fn check_volume_of(
         &self,
         id: VolumeId,
@@ -140,17 +157,18 @@ impl<C: Core> Reactor<C> {
     /// Looks at the volume of this link in that way.
     pub(in crate::shard) fn check_follower(&self, slot: u32) -> Result<(), ShardError> {
         match self.replication.links.get(slot) {
-            Some((_, Role::Follower(follower))) => follower
-                .volume()
-                .map_or(Ok(()), |id| self.check_volume_of(id, &follower.spec.name, &follower.owner)),
+            Some((_, Role::Follower(follower))) => follower.volume().map_or(Ok(()), |id| {
+                self.check_volume_of(id, &follower.spec.name, &follower.owner)
+            }),
             _ => Ok(()),
         }
     }
 
     /// Looks whether there is room for one more link over which this owner sends records.
     fn check_links_of(&self, owner: &Counterpart) -> Result<(), ShardError> {
-        let links =
-            || self.replication.links.iter().filter(|(_, (_, role))| matches!(role, Role::Follower(_)));
+        let links = || {
+            self.replication.links.iter().filter(|(_, (_, role))| matches!(role, Role::Follower(_)))
+        };
         let of_host = links().filter(|(_, (link, _))| owner.is_host(&link.host)).count();
         check_count("connection of that host", of_host, FOLLOWERS_OF_HOST_MAX)?;
         check_count("connection of an owner", links().count(), FOLLOWERS_MAX)
@@ -194,7 +212,8 @@ impl<C: Core> Reactor<C> {
     /// The owner of a volume is connected, and may send records of it.
     pub(in crate::shard) fn is_followed(&self, id: VolumeId) -> bool {
         self.replication.links.iter().any(|(_, (link, role))| {
-            !link.broken() && matches!(role, Role::Follower(follower) if follower.volume() == Some(id))
+            !link.broken()
+                && matches!(role, Role::Follower(follower) if follower.volume() == Some(id))
         })
     }
 
@@ -210,7 +229,9 @@ impl<C: Core> Reactor<C> {
         call: impl FnOnce(&mut PeerDriver, &mut Engine, &mut Vec<PeerTurn>),
     ) -> bool {
         let Some(engine) = self.shared.core.engine() else { return false };
-        let Some((_, Role::Follower(follower))) = self.replication.links.get_mut(slot) else { return false };
+        let Some((_, Role::Follower(follower))) = self.replication.links.get_mut(slot) else {
+            return false;
+        };
         let mut turns = std::mem::take(&mut self.replication.peer_turns);
         call(&mut follower.driver, engine, &mut turns);
         let mut is_given = self.take_peer_turns(slot, &mut turns);
@@ -231,7 +252,9 @@ impl<C: Core> Reactor<C> {
     }
 
     fn take_peer_turn(&mut self, slot: u32, turn: PeerTurn) {
-        let Some((link, Role::Follower(follower))) = self.replication.links.get_mut(slot) else { return };
+        let Some((link, Role::Follower(follower))) = self.replication.links.get_mut(slot) else {
+            return;
+        };
         match turn {
             PeerTurn::Say(message) => link.push(&message),
             PeerTurn::Echo { time_ns } => {
@@ -243,17 +266,28 @@ impl<C: Core> Reactor<C> {
             PeerTurn::Refuse(why) => link.push(&Message::Refused(&one_line(&why))),
             PeerTurn::SayRecord(buf) => {
                 let bytes = self.shared.core.arena().bytes(buf);
-                let (record, data) = WireRecord::with_data(bytes).expect("the driver has looked at it");
+                let (record, data) =
+                    WireRecord::with_data(bytes).expect("the driver has looked at it");
                 link.push_with(&Message::Record { record, durable: false }, data);
             }
             PeerTurn::SayBlock { block, crc, buf } => {
                 let data = self.shared.core.arena().bytes(buf);
-                link.push_with(&Message::Block { block, crc, data_bytes: BLOCK_BYTES as u32 }, data);
+                link.push_with(
+                    &Message::Block { block, crc, data_bytes: BLOCK_BYTES as u32 },
+                    data,
+                );
             }
             PeerTurn::Begin(begin) => self.begin_copy(slot, begin),
             PeerTurn::Submit(submit) => {
                 let Submit { number, volume, op, offset, len, buf } = submit;
-                self.shared.submit(Request { id: request_id(slot, number), volume, op, offset, len, buf });
+                self.shared.submit(Request {
+                    id: request_id(slot, number),
+                    volume,
+                    op,
+                    offset,
+                    len,
+                    buf,
+                });
             }
             PeerTurn::Unfit { sequence } => {
                 tracing::error!("record {sequence} of the owner does not fit the copy");
@@ -271,7 +305,8 @@ impl<C: Core> Reactor<C> {
             }
             Message::Fetch { .. } => {
                 let checked = self.check_follower(slot);
-                let Some((link, Role::Follower(follower))) = self.replication.links.get_mut(slot) else {
+                let Some((link, Role::Follower(follower))) = self.replication.links.get_mut(slot)
+                else {
                     return;
                 };
                 if let Err(error) = checked {
@@ -321,7 +356,9 @@ impl<C: Core> Reactor<C> {
 
     /// A copy has begun, or cannot.
     pub(in crate::shard) fn begun(&mut self, slot: u32, result: Result<(), String>) {
-        let Some((_, Role::Follower(follower))) = self.replication.links.get_mut(slot) else { return };
+        let Some((_, Role::Follower(follower))) = self.replication.links.get_mut(slot) else {
+            return;
+        };
         if result.is_ok() && follower.driver.is_connected() {
             follower.join(&mut self.shared);
         }
@@ -388,23 +425,29 @@ impl<C: Core> Reactor<C> {
         self.drive_follower(slot, |driver, engine, turns| driver.beat(engine, times, turns));
     }
 
-    /// Makes a copy ready to be this host's own volume: nothing more is taken from the owner, what is there is on stable media,
-    /// and the promise to listen to no earlier owner is recorded.
+    /// Makes a copy ready to be this host's own volume: nothing more is taken from the owner, what
+    /// is there is on stable media, and the promise to listen to no earlier owner is recorded.
     pub(in crate::shard) fn prepare(
         &mut self,
         id: VolumeId,
         (me, record, accept_loss): (Party, Record, bool),
         answer: Answer<()>,
     ) {
-        let spec =
-            self.shared.core.volumes().into_iter().find(|(known, _)| *known == id).map(|(_, spec)| spec);
+        let spec = self
+            .shared
+            .core
+            .volumes()
+            .into_iter()
+            .find(|(known, _)| *known == id)
+            .map(|(_, spec)| spec);
         let attached = self.shared.volumes.get(id).is_some();
         let engine = self.shared.core.engine();
         let (Some(spec), Some(engine), false) = (spec, engine, attached) else {
             let _ = answer.send(Err(ShardError::NoVolume(id)));
             return;
         };
-        let Ok(promise) = may_take_over(engine, (id, spec.generation), me, &record, accept_loss) else {
+        let Ok(promise) = may_take_over(engine, (id, spec.generation), me, &record, accept_loss)
+        else {
             let _ = answer.send(Err(ShardError::NotInSync(id)));
             return;
         };
@@ -427,7 +470,14 @@ impl<C: Core> Reactor<C> {
         }
         self.replication.takeovers.push((id, answer));
         let request = request_id(TAKEOVER_SLOT, id.0.into());
-        self.shared.submit(Request { id: request, volume: id, op: Op::Flush, offset: 0, len: 0, buf: None });
+        self.shared.submit(Request {
+            id: request,
+            volume: id,
+            op: Op::Flush,
+            offset: 0,
+            len: 0,
+            buf: None,
+        });
     }
 
     /// The copy is stable, or cannot be made so.

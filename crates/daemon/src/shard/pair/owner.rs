@@ -69,7 +69,8 @@ impl OwnerSide {
 }
 
 impl<C: Core> Reactor<C> {
-    /// The volume's writes are to have a second copy from now on; its record stands, and says that there is none.
+    /// The volume's writes are to have a second copy from now on; its record stands, and says that
+    /// there is none.
     pub(in crate::shard) fn own(
         &mut self,
         id: VolumeId,
@@ -119,13 +120,18 @@ impl<C: Core> Reactor<C> {
         let Some(side) = self.replication.owners.get_mut(&id) else { return };
         match turn {
             OwnerTurn::Say(message) => {
-                if let Some((link, _)) = side.link.and_then(|slot| self.replication.links.get_mut(slot)) {
+                if let Some((link, _)) =
+                    side.link.and_then(|slot| self.replication.links.get_mut(slot))
+                {
                     link.push(&message);
                 }
             }
             OwnerTurn::HangUp(why) => {
                 if why == PeerLost::Unnameable {
-                    tracing::error!("volume {}: its ownership record cannot name a peer", side.name);
+                    tracing::error!(
+                        "volume {}: its ownership record cannot name a peer",
+                        side.name
+                    );
                 }
                 if let Some(slot) = side.link {
                     self.hang_up(slot, why);
@@ -133,7 +139,9 @@ impl<C: Core> Reactor<C> {
             }
             OwnerTurn::Note { cache } => {
                 let number = self.note_counterpart(id, cache);
-                self.drive_owner(id, |driver, engine, now, turns| driver.notes(engine, now, number, turns));
+                self.drive_owner(id, |driver, engine, now, turns| {
+                    driver.notes(engine, now, number, turns)
+                });
             }
             OwnerTurn::Write { after, .. } => {
                 let peer = match after.copies {
@@ -164,24 +172,33 @@ impl<C: Core> Reactor<C> {
         let Connected { socket, peer, party, room } = connected;
         let free = !self.replication.links.is_full();
         let useful = self.wants_peer(id) == Some(Wants::Peer);
-        let Some(side) = self.replication.owners.get_mut(&id).filter(|_| useful) else { return false };
+        let Some(side) = self.replication.owners.get_mut(&id).filter(|_| useful) else {
+            return false;
+        };
         if !free {
             tracing::warn!("no room for another link: the limit is {LINKS_MAX}");
             return false;
         }
         side.rung = false;
-        let link = Link::new(socket, peer.host.clone(), &side.name, OWNER_QUEUE_BYTES_MAX, self.shared.now);
+        let link = Link::new(
+            socket,
+            peer.host.clone(),
+            &side.name,
+            OWNER_QUEUE_BYTES_MAX,
+            self.shared.now,
+        );
         side.peer = Some(peer);
         let slot = self.replication.insert(link, Role::Owner(id));
         self.replication.owners.get_mut(&id).expect("looked at just now").link = Some(slot);
         self.start_beats();
-        let up = self
-            .drive_owner(id, |driver, engine, now, turns| driver.connect(engine, now, (party, room), turns));
+        let up = self.drive_owner(id, |driver, engine, now, turns| {
+            driver.connect(engine, now, (party, room), turns)
+        });
         up == Some(true)
     }
 
-    /// Should the host with this cache, which is connected, be the owner one day, it gets what is here. Returns the number of the
-    /// operation that notes it, if it was not noted before.
+    /// Should the host with this cache, which is connected, be the owner one day, it gets what is
+    /// here. Returns the number of the operation that notes it, if it was not noted before.
     fn note_counterpart(&mut self, id: VolumeId, cache: u128) -> Option<u64> {
         let host = self.replication.owners.get(&id)?.peer.as_ref()?.host.clone();
         let counterpart = Counterpart { cache, host };
@@ -208,10 +225,11 @@ impl<C: Core> Reactor<C> {
         })
     }
 
-    /// Ends the second copy of a volume until [`Reactor::pair_again`]; the answer comes when the record says so. Refused while
-    /// that copy is the only one that counts.
+    /// Ends the second copy of a volume until [`Reactor::pair_again`]; the answer comes when the
+    /// record says so. Refused while that copy is the only one that counts.
     pub(in crate::shard) fn part(&mut self, id: VolumeId, answer: Answer<()>) {
-        let parted = self.drive_owner(id, |driver, engine, now, turns| driver.part(engine, now, turns));
+        let parted =
+            self.drive_owner(id, |driver, engine, now, turns| driver.part(engine, now, turns));
         let side = self.replication.owners.get_mut(&id);
         match (parted, side) {
             (Some(Ok(())), Some(side)) => {
@@ -249,7 +267,11 @@ impl<C: Core> Reactor<C> {
     }
 
     /// Begins to let go of a volume that has no second copy, if it has none.
-    pub(in crate::shard) fn may_let_go(&mut self, id: VolumeId, disconnect: bool) -> Result<(), ShardError> {
+    pub(in crate::shard) fn may_let_go(
+        &mut self,
+        id: VolumeId,
+        disconnect: bool,
+    ) -> Result<(), ShardError> {
         if let Some(error) = self.refusal() {
             return Err(error);
         }
@@ -313,7 +335,9 @@ impl<C: Core> Reactor<C> {
 
     /// The connection to the peer is gone.
     pub(in crate::shard) fn peer_is_gone(&mut self, id: VolumeId, slot: u32) {
-        let Some(side) = self.replication.owners.get_mut(&id).filter(|side| side.link == Some(slot)) else {
+        let Some(side) =
+            self.replication.owners.get_mut(&id).filter(|side| side.link == Some(slot))
+        else {
             return;
         };
         side.link = None;
@@ -339,7 +363,8 @@ impl<C: Core> Reactor<C> {
         }
     }
 
-    /// Renews the lease, and tells those who wait for the owner to be alone, or for it to want a peer.
+    /// Renews the lease, and tells those who wait for the owner to be alone, or for it to want a
+    /// peer.
     fn owner_has_moved(&mut self, id: VolumeId) {
         self.renew_lease(id);
         let Some(side) = self.replication.owners.get_mut(&id) else { return };
@@ -363,9 +388,11 @@ impl<C: Core> Reactor<C> {
             Err(IoError::Errno(libc::EINVAL | libc::EROFS)) => RecordAnswer::Impossible,
             Err(_) => RecordAnswer::Unknown,
         };
-        let known = self
-            .drive_owner(id, |driver, engine, now, turns| driver.record_answered(engine, now, answer, turns));
-        let (Some(known), Some(side)) = (known.flatten(), self.replication.owners.get_mut(&id)) else {
+        let known = self.drive_owner(id, |driver, engine, now, turns| {
+            driver.record_answered(engine, now, answer, turns)
+        });
+        let (Some(known), Some(side)) = (known.flatten(), self.replication.owners.get_mut(&id))
+        else {
             return;
         };
         if let (false, Err(error)) = (known, result) {
@@ -380,22 +407,31 @@ impl<C: Core> Reactor<C> {
         side.trouble = None;
         let host = side.host();
         match side.status().phase {
-            "sync" if matches!(side.driver.owner().record().copies, Copies::Peer(_)) => tracing::error!(
-                "volume {}: the cache device has failed; until the image has everything, only the copy on {host} counts",
-                side.name
-            ),
+            "sync" if matches!(side.driver.owner().record().copies, Copies::Peer(_)) => {
+                tracing::error!(
+                    "volume {}: the cache device has failed; until the image has everything, only the copy on {host} counts",
+                    side.name
+                )
+            }
             "sync" => tracing::info!("volume {}: in sync with the copy on {host}", side.name),
-            phase => tracing::warn!("volume {}: without a second copy that counts ({phase})", side.name),
+            phase => {
+                tracing::warn!("volume {}: without a second copy that counts ({phase})", side.name)
+            }
         }
     }
 
     /// The core wants something sent to the peer.
     pub(in crate::shard) fn peer_op(&mut self, id: VolumeId, op: PeerOp) {
         let Some(side) = self.replication.owners.get(&id) else { return };
-        let Some((link, _)) = side.link.and_then(|slot| self.replication.links.get_mut(slot)) else { return };
+        let Some((link, _)) = side.link.and_then(|slot| self.replication.links.get_mut(slot))
+        else {
+            return;
+        };
         match op {
             PeerOp::Stabilise { sequence } => link.push(&Message::Flush { sequence }),
-            PeerOp::Block { block, crc } => link.push(&Message::Block { block, crc, data_bytes: 0 }),
+            PeerOp::Block { block, crc } => {
+                link.push(&Message::Block { block, crc, data_bytes: 0 })
+            }
             PeerOp::Record { buf, durable, .. } => {
                 let bytes = self.shared.core.arena().bytes(buf);
                 let (record, data) =
@@ -407,19 +443,23 @@ impl<C: Core> Reactor<C> {
 
     /// A message of the peer's, and the block that came with it.
     pub(in crate::shard) fn hear_peer(&mut self, id: VolumeId, message: &Message<'_>, data: &[u8]) {
-        self.drive_owner(id, |driver, engine, now, turns| driver.hear(engine, now, (message, data), turns));
+        self.drive_owner(id, |driver, engine, now, turns| {
+            driver.hear(engine, now, (message, data), turns)
+        });
     }
 
     /// Tells the peer how far the image is, and looks at what takes too long.
     pub(in crate::shard) fn beat_as_owner(&mut self, id: VolumeId) {
         let slot = self.replication.owners.get(&id).and_then(|side| side.link);
-        let heard = slot.and_then(|slot| self.replication.links.get(slot)).map(|(link, _)| link.heard);
+        let heard =
+            slot.and_then(|slot| self.replication.links.get(slot)).map(|(link, _)| link.heard);
         self.drive_owner(id, |driver, engine, now, turns| {
             driver.beat(engine, now, heard.unwrap_or(now), turns);
         });
     }
 
-    /// The volume has been let go of for the peer: what that one knows to be in the image it need not drain once more.
+    /// The volume has been let go of for the peer: what that one knows to be in the image it need
+    /// not drain once more.
     pub(in crate::shard) fn say_goodbye(&mut self, id: VolumeId) {
         self.drive_owner(id, |driver, engine, _, turns| driver.say_floor(engine, turns));
         let slot = self.replication.owners.get(&id).and_then(|side| side.link);

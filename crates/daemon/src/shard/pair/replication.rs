@@ -1,5 +1,5 @@
-//! Second copies (RFC 9): joins the machines of `tidepool_replica` to links and timers. The two sides are in `owner.rs` and
-//! `follower.rs`.
+//! Second copies (RFC 9): joins the machines of `tidepool_replica` to links and timers. The two
+//! sides are in `owner.rs` and `follower.rs`.
 
 use crate::shard::control::command::Answer;
 use crate::shard::control::stats::FollowedStatus;
@@ -16,7 +16,8 @@ use tidepool_engine::mem::Slab;
 use tidepool_replica::wire::Message;
 use tidepool_replica::{OwnerTurn, PeerLost, PeerTurn};
 
-/// Marks requests of links among those of connections and gates: no connection has such a number, and a gate's is larger.
+/// Marks requests of links among those of connections and gates: no connection has such a number,
+/// and a gate's is larger.
 const LINK_MARK: u32 = 1 << 31;
 /// In place of a link's slot: requests of takeovers, whose number is the volume's.
 pub(in crate::shard) const TAKEOVER_SLOT: u32 = LINK_MARK - 2;
@@ -84,8 +85,8 @@ impl Replication {
         self.used.get(at).copied()
     }
 
-    /// For how long nothing has been received of a host, over whichever link it was heard last; `None` if no link leads there. What
-    /// waits here unread tells nothing about the host.
+    /// For how long nothing has been received of a host, over whichever link it was heard last;
+    /// `None` if no link leads there. What waits here unread tells nothing about the host.
     pub(in crate::shard) fn silence_of(&self, host: &str, now: Nanos) -> Option<Nanos> {
         let links = self.links.iter().map(|(_, (link, _))| link);
         let to_host = links.filter(|link| !link.broken() && link.host == host);
@@ -105,7 +106,10 @@ impl Replication {
     pub(in crate::shard) fn followed(&self, id: VolumeId, now: Nanos) -> Option<FollowedStatus> {
         self.links.iter().find_map(|(_, (link, role))| match role {
             Role::Follower(follower) if follower.volume() == Some(id) && !link.broken() => {
-                Some(FollowedStatus { host: link.host.clone(), silence_ns: now.saturating_sub(link.spoke) })
+                Some(FollowedStatus {
+                    host: link.host.clone(),
+                    silence_ns: now.saturating_sub(link.spoke),
+                })
             }
             _ => None,
         })
@@ -142,8 +146,8 @@ pub(in crate::shard) fn of_link(id: RequestId) -> Option<(u32, u32)> {
 }
 
 impl<C: Core> Reactor<C> {
-    /// Lets the machines look at the core, and at what has come from other hosts. Returns whether the core has to be looked
-    /// at again.
+    /// Lets the machines look at the core, and at what has come from other hosts. Returns whether
+    /// the core has to be looked at again.
     pub(in crate::shard) fn replicate(&mut self) -> bool {
         let mut changed = std::mem::take(&mut self.replication.hung_up);
         if self.replication.owners.is_empty() && self.replication.links.is_empty() {
@@ -167,7 +171,8 @@ impl<C: Core> Reactor<C> {
         let mut head = std::mem::take(&mut self.replication.head);
         let mut given = false;
         let share = Effort::share_of_links(self.replication.used.len());
-        while let Some((link, role)) = self.replication.links.get_mut(slot).filter(|(link, _)| !link.broken())
+        while let Some((link, role)) =
+            self.replication.links.get_mut(slot).filter(|(link, _)| !link.broken())
         {
             link.deferred = link.effort >= share;
             if link.deferred {
@@ -233,9 +238,16 @@ impl<C: Core> Reactor<C> {
     }
 
     /// A receive or send of a link is done.
-    pub(in crate::shard) fn link_done(&mut self, source: Source, slot: u32, result: i32, more: bool) {
+    pub(in crate::shard) fn link_done(
+        &mut self,
+        source: Source,
+        slot: u32,
+        result: i32,
+        more: bool,
+    ) {
         let now = self.shared.now;
-        let (link, _) = self.replication.links.get_mut(slot).expect("it stays until its operations are done");
+        let (link, _) =
+            self.replication.links.get_mut(slot).expect("it stays until its operations are done");
         let was_broken = link.broken();
         match source {
             Source::LinkReceive => link.received(result, more, now),
@@ -252,11 +264,16 @@ impl<C: Core> Reactor<C> {
     }
 
     /// Gives up every link of which `is_meant` is true.
-    pub(in crate::shard) fn hang_up_where(&mut self, why: PeerLost, is_meant: impl Fn(&Link, &Role) -> bool) {
+    pub(in crate::shard) fn hang_up_where(
+        &mut self,
+        why: PeerLost,
+        is_meant: impl Fn(&Link, &Role) -> bool,
+    ) {
         let mut at = 0;
         while let Some(slot) = self.replication.slot(at) {
             at += 1;
-            if matches!(self.replication.links.get(slot), Some((link, role)) if is_meant(link, role)) {
+            if matches!(self.replication.links.get(slot), Some((link, role)) if is_meant(link, role))
+            {
                 self.hang_up(slot, why.clone());
             }
         }
@@ -293,7 +310,12 @@ impl<C: Core> Reactor<C> {
             }
             let Some((link, role)) = self.replication.links.get_mut(slot) else { continue };
             let was_broken = link.broken();
-            link.arm(&mut self.ring, arena, user(Source::LinkReceive, slot), user(Source::LinkSend, slot));
+            link.arm(
+                &mut self.ring,
+                arena,
+                user(Source::LinkReceive, slot),
+                user(Source::LinkSend, slot),
+            );
             let (broken, quiet) = (link.broken(), link.is_quiet());
             outgoing_bytes += if broken { 0 } else { link.outgoing_bytes() };
             let idle = match role {
@@ -320,7 +342,12 @@ impl<C: Core> Reactor<C> {
     }
 
     /// A request of a link is answered.
-    pub(in crate::shard) fn link_reply(&mut self, slot: u32, number: u32, result: Result<(), RequestError>) {
+    pub(in crate::shard) fn link_reply(
+        &mut self,
+        slot: u32,
+        number: u32,
+        result: Result<(), RequestError>,
+    ) {
         match slot {
             TAKEOVER_SLOT => self.prepared(VolumeId(number as u16), result),
             _ => self.record_answered(slot, number, result),
@@ -338,7 +365,8 @@ impl<C: Core> Reactor<C> {
         let mut at = 0;
         while let Some(slot) = self.replication.slot(at) {
             at += 1;
-            let Some((link, role)) = self.replication.links.get_mut(slot).filter(|(link, _)| !link.broken())
+            let Some((link, role)) =
+                self.replication.links.get_mut(slot).filter(|(link, _)| !link.broken())
             else {
                 continue;
             };

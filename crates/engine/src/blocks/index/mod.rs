@@ -1,10 +1,10 @@
 //! The index: which blocks of a volume are on the cache device, and where.
 //!
-//! Two levels. A directory finds the entry of a 4 MiB object; the entry finds the object's table, which
-//! holds sorted runs (blocks contiguous in the volume and on the device) of 6 bytes each, or, where that
-//! would take more room, one position for each block. Tables live in a [`slab::Slab`]. Stretches of the
-//! directory in which no object has a table cost nothing, so that the memory follows what is cached and
-//! not the size of the volume.
+//! Two levels. A directory finds the entry of a 4 MiB object; the entry finds the object's table,
+//! which holds sorted runs (blocks contiguous in the volume and on the device) of 6 bytes each, or,
+//! where that would take more room, one position for each block. Tables live in a [`slab::Slab`].
+//! Stretches of the directory in which no object has a table cost nothing, so that the memory
+//! follows what is cached and not the size of the volume.
 
 mod slab;
 mod table;
@@ -155,9 +155,10 @@ impl VolumeIndex {
         table::decode(value)
     }
 
-    /// What is known about a stretch that begins with `block`, and for how many blocks: at most `max`,
-    /// and on the device they follow each other. A stretch ends with its object at the latest, but where
-    /// whole parts of the volume are absent or zero it may be longer. It may go on with another call.
+    /// What is known about a stretch that begins with `block`, and for how many blocks: at most
+    /// `max`, and on the device they follow each other. A stretch ends with its object at the
+    /// latest, but where whole parts of the volume are absent or zero it may be longer. It may go
+    /// on with another call.
     pub fn lookup_run(&self, block: u64, max: u32) -> (Lookup, u32) {
         let at = (block % OBJECT) as u32;
         match self.leaves.get((block / LEAF) as usize) {
@@ -175,8 +176,9 @@ impl VolumeIndex {
         }
     }
 
-    /// Blocks `block..block + n` are now at `position..position + n`. What was known about them before
-    /// (unless absent) is reported to `replaced`, as stretches of (first block, blocks, first value).
+    /// Blocks `block..block + n` are now at `position..position + n`. What was known about them
+    /// before (unless absent) is reported to `replaced`, as stretches of (first block, blocks,
+    /// first value).
     ///
     /// # Panics
     /// If a block number reaches [`BLOCKS_MAX`] or a position [`POSITION_END`].
@@ -239,8 +241,8 @@ impl VolumeIndex {
         same
     }
 
-    /// Forgets everything about the blocks from `blocks` on, flags of whole objects included: the volume
-    /// has become smaller.
+    /// Forgets everything about the blocks from `blocks` on, flags of whole objects included: the
+    /// volume has become smaller.
     pub fn truncate(&mut self, blocks: u64, replaced: &mut impl FnMut(u64, u32, Lookup)) {
         let end = self.leaves.len() as u64 * LEAF;
         if blocks >= end {
@@ -249,14 +251,16 @@ impl VolumeIndex {
         self.remove(blocks, end - blocks, replaced);
         self.leaves.truncate(blocks.div_ceil(LEAF) as usize);
         let first = blocks.div_ceil(OBJECT) as usize;
-        let last = if mutated!(TruncateKeepsFlags) { first } else { self.leaves.len() * LEAF_OBJECTS };
+        let last =
+            if mutated!(TruncateKeepsFlags) { first } else { self.leaves.len() * LEAF_OBJECTS };
         for object in first..last {
             self.clear_flags(object as u32, ObjectFlags(!GAP_ZERO));
         }
     }
 
-    /// Forgets which blocks of an object read as zero: they become absent. Where the backend has those
-    /// zeroes too, this is an eviction; it frees memory where zero, absent and cached blocks are mixed.
+    /// Forgets which blocks of an object read as zero: they become absent. Where the backend has
+    /// those zeroes too, this is an eviction; it frees memory where zero, absent and cached blocks
+    /// are mixed.
     pub fn forget_zeroes(&mut self, object: u32) {
         let first = u64::from(object) * OBJECT;
         let mut at = 0;
@@ -303,7 +307,10 @@ impl VolumeIndex {
             .flat_map(move |(l, leaf)| {
                 let range = match leaf {
                     Leaf::Uniform(entry) if entry.gap() == ABSENT => 0..0,
-                    _ => (from as usize).saturating_sub(l * LEAF_OBJECTS).min(LEAF_OBJECTS)..LEAF_OBJECTS,
+                    _ => {
+                        (from as usize).saturating_sub(l * LEAF_OBJECTS).min(LEAF_OBJECTS)
+                            ..LEAF_OBJECTS
+                    }
                 };
                 range.map(move |i| l * LEAF_OBJECTS + i)
             })
@@ -314,8 +321,8 @@ impl VolumeIndex {
             .map(|object| object as u32)
     }
 
-    /// What is known about the blocks of an object: stretches of (first block, blocks, first value) in
-    /// order, without the absent ones.
+    /// What is known about the blocks of an object: stretches of (first block, blocks, first value)
+    /// in order, without the absent ones.
     pub fn runs(&self, object: u32) -> impl Iterator<Item = (u64, u32, Lookup)> + '_ {
         let table = self.table_of(object as usize);
         let first = u64::from(object) * OBJECT;
@@ -371,8 +378,8 @@ impl VolumeIndex {
         }
     }
 
-    /// Gives up the entries of a leaf when they all are the same. The comparison of the ends comes first
-    /// so that this costs next to nothing when called for each object in turn.
+    /// Gives up the entries of a leaf when they all are the same. The comparison of the ends comes
+    /// first so that this costs next to nothing when called for each object in turn.
     fn unify(&mut self, l: usize) {
         if let Leaf::Each(entries) = &self.leaves[l] {
             let first = entries[0];
@@ -392,7 +399,11 @@ impl VolumeIndex {
             size => {
                 let (positions, keys) = self.slab.table(size, entry.slot);
                 let count = entry.count as usize;
-                Table::Runs { positions: &positions[..count], keys: &keys[..count], gap: entry.gap() }
+                Table::Runs {
+                    positions: &positions[..count],
+                    keys: &keys[..count],
+                    gap: entry.gap(),
+                }
             }
         }
     }
@@ -405,10 +416,19 @@ impl VolumeIndex {
         }
     }
 
-    /// Gives blocks `block..block + n` the value, counted up from block to block if it is a position.
-    fn assign(&mut self, block: u64, n: u64, value: u32, replaced: &mut impl FnMut(u64, u32, Lookup)) {
-        let mut end =
-            block.checked_add(n).filter(|&end| end <= BLOCKS_MAX).expect("a block number within BLOCKS_MAX");
+    /// Gives blocks `block..block + n` the value, counted up from block to block if it is a
+    /// position.
+    fn assign(
+        &mut self,
+        block: u64,
+        n: u64,
+        value: u32,
+        replaced: &mut impl FnMut(u64, u32, Lookup),
+    ) {
+        let mut end = block
+            .checked_add(n)
+            .filter(|&end| end <= BLOCKS_MAX)
+            .expect("a block number within BLOCKS_MAX");
         if value == ABSENT {
             // Nothing is known beyond the directory, so there is nothing to forget.
             end = end.min(self.leaves.len() as u64 * LEAF);
@@ -573,8 +593,8 @@ impl VolumeIndex {
         self.unify(object / LEAF_OBJECTS);
     }
 
-    /// Tells what `start..end` of an object held before it becomes `value`, and counts. Returns the index
-    /// of the first run that ends after `start`.
+    /// Tells what `start..end` of an object held before it becomes `value`, and counts. Returns the
+    /// index of the first run that ends after `start`.
     fn report(
         &mut self,
         object: usize,
@@ -611,8 +631,8 @@ impl VolumeIndex {
         *self.entry_mut(object) = Entry { slot, size, ..before };
     }
 
-    /// Moves a table that has become short to a smaller slot, with enough distance from the next growth
-    /// that it does not go back and forth.
+    /// Moves a table that has become short to a smaller slot, with enough distance from the next
+    /// growth that it does not go back and forth.
     fn shrink(&mut self, object: usize) {
         let entry = self.entry(object);
         if entry.size == 0 {

@@ -1,9 +1,10 @@
 //! Memory for the run tables of an index: slots of a few sizes, each size kept dense.
 //!
-//! A general-purpose heap strands the small chunks that tables leave behind as they all grow. Here a
-//! freed slot is filled with the last one of its size, so that a size never holds more than one partly
-//! used page; and its first pages are small, so that many small volumes do not waste much either. The price is that a table moves when another one of its size is freed; the slab therefore
-//! knows the owner of every slot and says whose slot has moved.
+//! A general-purpose heap strands the small chunks that tables leave behind as they all grow. Here
+//! a freed slot is filled with the last one of its size, so that a size never holds more than one
+//! partly used page; and its first pages are small, so that many small volumes do not waste much
+//! either. The price is that a table moves when another one of its size is freed; the slab
+//! therefore knows the owner of every slot and says whose slot has moved.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -160,8 +161,8 @@ impl Slab {
         slot
     }
 
-    /// Frees a slot. The last slot of its size takes its place: its owner is returned, unless it was
-    /// the freed one itself.
+    /// Frees a slot. The last slot of its size takes its place: its owner is returned, unless it
+    /// was the freed one itself.
     pub(super) fn free(&mut self, size: u8, slot: u32) -> Option<u32> {
         let store = &mut self.stores[size as usize];
         store.len -= 1;
@@ -174,8 +175,10 @@ impl Slab {
             if from_page == to_page {
                 store.pages[to_page].copy_within(from.clone(), to.start);
             } else {
-                let [target, source] =
-                    store.pages.get_disjoint_mut([to_page, from_page]).expect("two pages of the store");
+                let [target, source] = store
+                    .pages
+                    .get_disjoint_mut([to_page, from_page])
+                    .expect("two pages of the store");
                 target[to].copy_from_slice(&source[from.clone()]);
             }
         }
@@ -218,7 +221,10 @@ impl Slab {
     /// Bytes of memory in use.
     pub(super) fn memory_bytes(&self) -> usize {
         let pages = self.stores.iter().flat_map(|s| &s.pages).chain(&self.spare);
-        let tables = self.stores.iter().map(|s| s.pages.capacity() * size_of::<Page>() + HEAP_OVERHEAD_BYTES);
+        let tables = self
+            .stores
+            .iter()
+            .map(|s| s.pages.capacity() * size_of::<Page>() + HEAP_OVERHEAD_BYTES);
         pages.map(|p| p.len() * 4 + HEAP_OVERHEAD_BYTES).sum::<usize>() + tables.sum::<usize>()
     }
 }
@@ -231,11 +237,17 @@ mod tests {
     fn sizes_grow_by_small_steps_and_fill_their_pages() {
         for (i, size) in SIZE_TABLE.iter().enumerate() {
             let used = size.words as usize * size.per_page as usize;
-            assert!(used <= PAGE_WORDS && used * 100 >= PAGE_WORDS * 97, "size {i} wastes its pages");
+            assert!(
+                used <= PAGE_WORDS && used * 100 >= PAGE_WORDS * 97,
+                "size {i} wastes its pages"
+            );
             assert!((size.per_page as usize) < 1 << PLACE_BITS && size.per_small_page() > 0);
             if i > 0 && i + 1 < SIZES {
                 let before = SIZE_TABLE[i - 1].runs as usize;
-                assert!(size.runs as usize > before && size.runs as usize <= before + (before / 7).max(2));
+                assert!(
+                    size.runs as usize > before
+                        && size.runs as usize <= before + (before / 7).max(2)
+                );
             }
         }
         assert!(SIZE_TABLE[SIZES - 2].words <= SIZE_TABLE[SIZES - 1].words);

@@ -29,7 +29,8 @@ pub(super) fn advance(value: u32, blocks: u32) -> u32 {
     if value < POSITION_END { value + blocks } else { value }
 }
 
-/// Blocks of an object that follow each other in both spaces. At most [`RUN_BLOCKS_MAX`] in a table.
+/// Blocks of an object that follow each other in both spaces. At most [`RUN_BLOCKS_MAX`] in a
+/// table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) start: u32,
@@ -71,8 +72,8 @@ fn end_of(key: u16) -> u32 {
 /// Keys on either side of the guessed place that are searched first: about two cache lines.
 const GUESS_REACH: usize = 24;
 
-/// Number of runs that start at or before `at`. In a long table of scattered blocks it is close to what
-/// `at` makes expect; looking there first spares most of the cache misses of a binary search.
+/// Number of runs that start at or before `at`. In a long table of scattered blocks it is close to
+/// what `at` makes expect; looking there first spares most of the cache misses of a binary search.
 fn count_starts(keys: &[u16], at: u32) -> usize {
     let before = |key: &u16| start_of(*key) <= at;
     let guess = keys.len() * at as usize / OBJECT_BLOCKS;
@@ -147,14 +148,19 @@ impl<'a> Table<'a> {
                 if run.start > at {
                     Run { start: at, blocks: run.start - at, value: gap }
                 } else {
-                    Run { start: at, blocks: run.end() - at, value: advance(run.value, at - run.start) }
+                    Run {
+                        start: at,
+                        blocks: run.end() - at,
+                        value: advance(run.value, at - run.start),
+                    }
                 }
             }
         }
     }
 
-    /// The longest homogeneous stretch from `at` up to `limit`, of any length. `i` is the first run that
-    /// ends after `at`; it is moved on to where the next stretch begins, unless `limit` cut this one.
+    /// The longest homogeneous stretch from `at` up to `limit`, of any length. `i` is the first run
+    /// that ends after `at`; it is moved on to where the next stretch begins, unless `limit` cut
+    /// this one.
     pub(super) fn stretch(&self, i: &mut usize, at: u32, limit: u32) -> Run {
         let mut whole = self.piece(*i, at);
         loop {
@@ -175,8 +181,8 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Most runs that one change writes: 16 full ones of an object, one more for each of the places where
-/// contiguity may break (before and after the change, and at the end).
+/// Most runs that one change writes: 16 full ones of an object, one more for each of the places
+/// where contiguity may break (before and after the change, and at the end).
 const SPLICE_RUNS_MAX: usize = 20;
 
 /// All stretches of a table, from the object's first block to its last.
@@ -200,10 +206,16 @@ pub(super) struct Splice {
 }
 
 impl Splice {
-    /// How some blocks of a table get `value` (that of the first of them); run `first` is the first that
-    /// ends after their start. Neighbours that continue the change are joined with it, so that no two runs
-    /// stay apart that fit into one.
-    pub(super) fn plan(table: &Table<'_>, first: usize, gap: u32, blocks: Range<u32>, value: u32) -> Splice {
+    /// How some blocks of a table get `value` (that of the first of them); run `first` is the first
+    /// that ends after their start. Neighbours that continue the change are joined with it, so that
+    /// no two runs stay apart that fit into one.
+    pub(super) fn plan(
+        table: &Table<'_>,
+        first: usize,
+        gap: u32,
+        blocks: Range<u32>,
+        value: u32,
+    ) -> Splice {
         let Range { start, end } = blocks;
         let mut to = first;
         let mut splice = Splice {
@@ -306,7 +318,11 @@ impl Splice {
 }
 
 /// Writes runs one after the other into an empty table.
-pub(super) fn write_runs(positions: &mut [u32], keys: &mut [u16], runs: impl Iterator<Item = Run>) -> usize {
+pub(super) fn write_runs(
+    positions: &mut [u32],
+    keys: &mut [u16],
+    runs: impl Iterator<Item = Run>,
+) -> usize {
     let mut n = 0;
     for run in runs {
         (positions[n], keys[n]) = (run.value, run.key());

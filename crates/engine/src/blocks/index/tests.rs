@@ -97,7 +97,8 @@ fn check_table(index: &VolumeIndex, object: usize) {
         if i + 1 < table.len() {
             let next = table.run(i + 1);
             assert!(run.end() <= next.start, "object {object}: runs {i} and {} overlap", i + 1);
-            let continued = run.end() == next.start && table::advance(run.value, run.blocks) == next.value;
+            let continued =
+                run.end() == next.start && table::advance(run.value, run.blocks) == next.value;
             assert!(
                 !continued || run.blocks == RUN_BLOCKS_MAX,
                 "object {object}: run {i} is continued and not full"
@@ -152,7 +153,8 @@ fn what() -> impl Strategy<Value = Lookup> {
 }
 
 fn stretch() -> impl Strategy<Value = (u64, u64)> {
-    let around_border = (1u64..3, 0u64..80, 1u64..160).prop_map(|(o, back, n)| (o * OBJECT - back, n));
+    let around_border =
+        (1u64..3, 0u64..80, 1u64..160).prop_map(|(o, back, n)| (o * OBJECT - back, n));
     prop_oneof![
         4 => (0..BLOCKS, 1u64..=4),
         4 => (0..BLOCKS, 1u64..=200),
@@ -184,14 +186,20 @@ fn run_steps(steps: &[Step]) {
             Step::Set(block, n, what) => change(&mut index, &mut model, block, n, what),
             Step::RemoveIf(block, hit) => {
                 let position = aim(&model, block, hit);
-                assert_eq!(index.remove_if(block, position), model.get(block) == Lookup::At(position));
+                assert_eq!(
+                    index.remove_if(block, position),
+                    model.get(block) == Lookup::At(position)
+                );
                 if model.get(block) == Lookup::At(position) {
                     model.set(block, 1, Lookup::Absent);
                 }
             }
             Step::ReplaceIf(block, hit, new) => {
                 let position = aim(&model, block, hit);
-                assert_eq!(index.replace_if(block, position, new), model.get(block) == Lookup::At(position));
+                assert_eq!(
+                    index.replace_if(block, position, new),
+                    model.get(block) == Lookup::At(position)
+                );
                 if model.get(block) == Lookup::At(position) {
                     model.set(block, 1, Lookup::At(new));
                 }
@@ -340,7 +348,10 @@ fn a_huge_volume_costs_what_is_cached_of_it() {
     assert_eq!(index.objects(0).count(), 1000);
     assert!(index.memory_bytes() < 8 << 20, "{} bytes", index.memory_bytes());
     index.remove(0, blocks, &mut |_, _, _| ());
-    assert!(index.leaves.iter().all(|l| matches!(l, Leaf::Uniform(_))), "an empty stretch keeps its entries");
+    assert!(
+        index.leaves.iter().all(|l| matches!(l, Leaf::Uniform(_))),
+        "an empty stretch keeps its entries"
+    );
 }
 
 #[test]
@@ -352,7 +363,8 @@ fn marking_each_object_in_turn_ends_in_a_uniform_directory() {
     }
     assert!(index.leaves.iter().all(|l| matches!(l, Leaf::Uniform(_))));
     assert!(
-        index.flags(700).contains(ObjectFlags::QUEUED) && !index.flags(700).intersects(ObjectFlags::DRAINING)
+        index.flags(700).contains(ObjectFlags::QUEUED)
+            && !index.flags(700).intersects(ObjectFlags::DRAINING)
     );
     assert_eq!(index.lookup(5000), Lookup::Zero);
 }
@@ -382,8 +394,8 @@ fn a_position_that_means_something_else_is_refused() {
     VolumeIndex::new().insert(0, 2, POSITION_END - 1, &mut |_, _, _| ());
 }
 
-/// Bytes for each cached block, all told: the index, the marks of as many device blocks with a header
-/// for every 64, and the ghost of such a device.
+/// Bytes for each cached block, all told: the index, the marks of as many device blocks with a
+/// header for every 64, and the ghost of such a device.
 fn all_bytes(index: &VolumeIndex) -> f64 {
     let blocks = index.blocks().at as usize;
     let marks = crate::blocks::marks::Marks::new(blocks + blocks / 64).memory_bytes();

@@ -18,7 +18,8 @@ fn summary(geo: &Geometry, records: usize, entries: usize) -> Vec<u8> {
         kind: RecordKind::Write as u8,
         reserved: 0,
     };
-    let entries: Vec<Entry> = (0..entries as u64).map(|i| Entry::new(EntryKind::Data, i, 9)).collect();
+    let entries: Vec<Entry> =
+        (0..entries as u64).map(|i| Entry::new(EntryKind::Data, i, 9)).collect();
     let blocks = Geometry::summary_blocks(records, entries.len()) as usize;
     let mut bytes = vec![0; blocks * BLOCK_BYTES];
     encode_summary(geo, (SEGMENT, SEQUENCE), &vec![record; records], &entries, &mut bytes);

@@ -14,7 +14,8 @@ impl Volume {
         self.follower.promised.is_some()
     }
 
-    /// What its next record may have; see [`SecondCopy::record_room`]. `None` if there is to be no record now.
+    /// What its next record may have; see [`SecondCopy::record_room`]. `None` if there is to be no
+    /// record now.
     pub(crate) fn record_room(&self) -> Option<RecordRoom> {
         if self.is_stopped() {
             return None;
@@ -25,10 +26,14 @@ impl Volume {
     /// Changes wait until there is a second copy that counts.
     pub(crate) fn is_stopped(&self) -> bool {
         // What is about to change or to go waits for what has come before.
-        let idle = !self.facts.closing && matches!(self.facts.task, Task::None | Task::Snapshot { .. });
+        let idle =
+            !self.facts.closing && matches!(self.facts.task, Task::None | Task::Snapshot { .. });
         // Nothing can have a copy before what is lost is overwritten.
         let whole = self.loss().is_none();
-        self.facts.degraded == Degraded::Stopped && self.spec.mode == Mode::WriteBack && idle && whole
+        self.facts.degraded == Degraded::Stopped
+            && self.spec.mode == Mode::WriteBack
+            && idle
+            && whole
     }
 
     /// The peer gets every record, and may have what is bad here.
@@ -41,7 +46,8 @@ impl Volume {
         self.image.source(block, n)
     }
 
-    /// Bytes of which the cache may hold something, and a checkpoint has to: more than there are while the size changes.
+    /// Bytes of which the cache may hold something, and a checkpoint has to: more than there are
+    /// while the size changes.
     pub(crate) fn size_held(&self) -> u64 {
         match self.facts.task {
             Task::Resize(resize) => resize.held_bytes().unwrap_or(self.spec.size_bytes),
@@ -81,7 +87,8 @@ impl Volume {
         self.facts.fenced || matches!(self.facts.task, Task::Detach { stopping: true, .. })
     }
 
-    /// No request is served any more: another owner has the image, or data is lost that cannot be named.
+    /// No request is served any more: another owner has the image, or data is lost that cannot be
+    /// named.
     pub(crate) fn is_refusing(&self) -> bool {
         self.facts.fenced || self.facts.failed
     }
@@ -135,12 +142,13 @@ impl Volume {
         !self.through.is_empty()
     }
 
-    /// Groups of write-back are left, and the mode is another one by now, whose image has everything that is acknowledged.
-    /// The backlog of write-back is in the image. Nothing is logged until the last group is in the image, too: an older redo
-    /// that is applied later would undo what went to the image without one.
+    /// Groups of write-back are left, and the mode is another one by now, whose image has
+    /// everything that is acknowledged. The backlog of write-back is in the image. Nothing is
+    /// logged until the last group is in the image, too: an older redo that is applied later would
+    /// undo what went to the image without one.
     pub(crate) fn groups_end(&self) -> bool {
-        let backlog =
-            self.facts.mode == Mode::WriteThrough && self.progress.drained() < self.backlog.sequence();
+        let backlog = self.facts.mode == Mode::WriteThrough
+            && self.progress.drained() < self.backlog.sequence();
         self.progress.is_grouped() && self.facts.mode != Mode::WriteBack && !backlog
     }
 

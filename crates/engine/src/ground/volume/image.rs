@@ -59,7 +59,8 @@ impl Image {
         if !self.own_is_known {
             return (Source::Own, n);
         }
-        let (source, bytes) = self.own.source(block * BLOCK_BYTES as u64, u64::from(n) * BLOCK_BYTES as u64);
+        let (source, bytes) =
+            self.own.source(block * BLOCK_BYTES as u64, u64::from(n) * BLOCK_BYTES as u64);
         (source, bytes.div_ceil(BLOCK_BYTES as u64) as u32)
     }
 }

@@ -42,8 +42,9 @@ impl Volume {
 
     /// From a checkpoint; `None` if the item makes no sense.
     pub(crate) fn from_item(item: &VolumeItem) -> Option<Volume> {
-        let text =
-            |bytes: &[u8], len: u16| Some(std::str::from_utf8(bytes.get(..len as usize)?).ok()?.to_owned());
+        let text = |bytes: &[u8], len: u16| {
+            Some(std::str::from_utf8(bytes.get(..len as usize)?).ok()?.to_owned())
+        };
         let spec = VolumeSpec {
             name: text(&item.name, item.name_len.get())?,
             backend: text(&item.backend, item.backend_len.get())?,
@@ -92,7 +93,8 @@ mod tests {
         let with = |change: fn(&mut VolumeItem)| {
             let mut item = volume().to_item(0);
             change(&mut item);
-            Volume::from_item(&item).map(|volume| (volume.log.published(), volume.progress.drained()))
+            Volume::from_item(&item)
+                .map(|volume| (volume.log.published(), volume.progress.drained()))
         };
         assert_eq!(with(|item| item.sequence.set(COUNTER_MAX)), Some((COUNTER_MAX, 0)));
         assert_eq!(with(|item| item.sequence_drained.set(COUNTER_MAX)), Some((0, COUNTER_MAX)));

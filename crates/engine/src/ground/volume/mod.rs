@@ -1,11 +1,13 @@
-//! One volume, as all rooms know it: what is true of it, where its blocks are, and how far its log and its drain are.
+//! One volume, as all rooms know it: what is true of it, where its blocks are, and how far its log
+//! and its drain are.
 
 mod asked;
 mod image;
 mod item;
 
 use crate::api::{
-    BLOCK_BYTES, BackendOp, Begin, ControlError, Degraded, DrainOrder, Mode, Pairing, VolumeId, VolumeSpec,
+    BLOCK_BYTES, BackendOp, Begin, ControlError, Degraded, DrainOrder, Mode, Pairing, VolumeId,
+    VolumeSpec,
 };
 use crate::backend::Backend;
 use crate::base::flight::OpId;
@@ -37,8 +39,8 @@ pub(crate) struct Volume {
     backlog: Backlog,
     /// Blocks in records that are not published.
     unpublished_blocks: u64,
-    /// Something was dropped from the index without a record that says so. Until the checkpoint of this
-    /// number is durable, a crash would bring it back.
+    /// Something was dropped from the index without a record that says so. Until the checkpoint of
+    /// this number is durable, a crash would bring it back.
     forgotten_until: u64,
     backend: Backend,
     image: Image,
@@ -65,7 +67,8 @@ struct Facts {
 /// What a volume is to the host that owns it, where that is another one.
 #[derive(Default)]
 struct Follower {
-    /// It is the second copy of that host's volume, and takes nothing of an owner before this generation.
+    /// It is the second copy of that host's volume, and takes nothing of an owner before this
+    /// generation.
     promised: Option<u64>,
     /// What that owner was told that it may send.
     reserve: Reserve,
@@ -111,7 +114,8 @@ impl Volume {
         volume
     }
 
-    /// An empty copy of another host's volume: the record after `base` is the first one that it takes.
+    /// An empty copy of another host's volume: the record after `base` is the first one that it
+    /// takes.
     pub(crate) fn copy_of(spec: VolumeSpec, base: u64) -> Volume {
         let mut volume = Volume::new(spec);
         volume.become_copy();
@@ -229,7 +233,8 @@ impl Volume {
         &mut self.follower.reserve
     }
 
-    /// The lowest generation of an owner that this copy takes something of; `None` if it is no copy.
+    /// The lowest generation of an owner that this copy takes something of; `None` if it is no
+    /// copy.
     pub(crate) fn promised(&self) -> Option<u64> {
         self.follower.promised
     }
@@ -285,12 +290,14 @@ impl Volume {
         !std::mem::replace(&mut self.facts.failed, true)
     }
 
-    /// Another owner has the image. Tells whether that is new; without a backend it does not matter.
+    /// Another owner has the image. Tells whether that is new; without a backend it does not
+    /// matter.
     pub(super) fn fence(&mut self) -> bool {
         self.facts.attached && !std::mem::replace(&mut self.facts.fenced, true)
     }
 
-    /// What replay has found: how far the log goes, and whether something is lost that cannot be named.
+    /// What replay has found: how far the log goes, and whether something is lost that cannot be
+    /// named.
     pub(crate) fn end_replay(&mut self, sequence: u64, chain: u32, failed: bool) {
         self.facts.failed = failed || self.facts.failed && !mutated!(RestartForgetsFailure);
         self.set_sequence(sequence, chain);
@@ -306,7 +313,8 @@ impl Volume {
         self.progress.restore_drained(self.log.published());
     }
 
-    /// It is attached as `spec` says, in a mode: what its image has is to be found out anew, and it is nobody's copy.
+    /// It is attached as `spec` says, in a mode: what its image has is to be found out anew, and it
+    /// is nobody's copy.
     pub(crate) fn attach(&mut self, spec: VolumeSpec, mode: Mode) {
         self.facts.mode = mode;
         self.image.open_again(spec.size_bytes);
@@ -346,7 +354,8 @@ impl Volume {
             self.progress.want_only(built);
         }
         if mode != Mode::WriteBack && before == Mode::WriteBack {
-            // Only what is acknowledged is a backlog: in the other modes nobody was promised what is not in the image.
+            // Only what is acknowledged is a backlog: in the other modes nobody was promised what
+            // is not in the image.
             self.backlog.begin(built);
         }
     }
@@ -357,7 +366,8 @@ impl Volume {
         grouped && self.facts.mode == Mode::WriteBack
     }
 
-    /// The cache device has failed: what is not published never will be, and changes go past the cache.
+    /// The cache device has failed: what is not published never will be, and changes go past the
+    /// cache.
     pub(crate) fn go_past_device(&mut self) {
         self.unpublished_blocks = 0;
         self.log.abandon();
@@ -386,13 +396,18 @@ impl Volume {
 
     /// A change of its size waits for something else now.
     pub(crate) fn go_on_with_resize(&mut self, stage: Stage) {
-        let Task::Resize(resize) = self.facts.task else { unreachable!("the volume is being resized") };
+        let Task::Resize(resize) = self.facts.task else {
+            unreachable!("the volume is being resized")
+        };
         self.facts.task = Task::Resize(resize.at(stage));
     }
 
-    /// A change of its size is over, with this result if not the image had another. Tells its control number.
+    /// A change of its size is over, with this result if not the image had another. Tells its
+    /// control number.
     pub(crate) fn end_resize(&mut self, result: Result<(), ControlError>) -> u64 {
-        let Task::Resize(resize) = self.facts.task else { unreachable!("the volume is being resized") };
+        let Task::Resize(resize) = self.facts.task else {
+            unreachable!("the volume is being resized")
+        };
         // What an image has become it is, whether that could be recorded or not.
         let changed = match resize.stage() {
             Stage::Recorded { result, .. } => result,
@@ -403,7 +418,8 @@ impl Volume {
         resize.control()
     }
 
-    /// Its second copy counts for something else. There is one from now on, or with [`Pairing::Alone`] soon none.
+    /// Its second copy counts for something else. There is one from now on, or with
+    /// [`Pairing::Alone`] soon none.
     pub(crate) fn pair(&mut self, pairing: Pairing) {
         let built = self.log.built();
         self.copy.get_or_insert_default().set_pairing(pairing, built);
@@ -482,12 +498,14 @@ impl Volume {
         self.ledger.held() + self.unpublished_blocks
     }
 
-    /// Something of it is dropped without a record that says so: it may come back until this checkpoint is durable.
+    /// Something of it is dropped without a record that says so: it may come back until this
+    /// checkpoint is durable.
     pub(crate) fn forget_until(&mut self, checkpoint: u64) {
         self.forgotten_until = checkpoint;
     }
 
-    /// Something that was dropped would come back with a crash, as long as `durable` is the newest durable checkpoint.
+    /// Something that was dropped would come back with a crash, as long as `durable` is the newest
+    /// durable checkpoint.
     pub(crate) fn may_remember(&self, durable: u64) -> bool {
         self.forgotten_until > durable
     }
@@ -523,7 +541,8 @@ impl Volume {
         std::mem::take(&mut self.through)
     }
 
-    /// Takes so many bytes of what may be acknowledged ahead of the drain; false if there are fewer.
+    /// Takes so many bytes of what may be acknowledged ahead of the drain; false if there are
+    /// fewer.
     pub(crate) fn take_credit(&mut self, bytes: u64) -> bool {
         self.backlog.take_credit(bytes)
     }

@@ -40,7 +40,10 @@ fn an_append_ends_where_its_buffer_does_or_the_summary_of_its_segment_begins() {
                     && blocks - first_block <= BUF_BLOCKS
             };
             for _ in 0..8 {
-                assert_eq!(builder.has_room_for_record(), fits(block + 2, records + 1, entries + 1));
+                assert_eq!(
+                    builder.has_room_for_record(),
+                    fits(block + 2, records + 1, entries + 1)
+                );
                 if !builder.has_room_for_record() {
                     break;
                 }

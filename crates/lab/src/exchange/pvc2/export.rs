@@ -35,7 +35,9 @@ pub struct Exported {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ExportError {
     /// The suite does not measure all jobs of the format.
-    #[error("the suite {suite} does not measure all jobs of the format with one client; it lacks {missing}")]
+    #[error(
+        "the suite {suite} does not measure all jobs of the format with one client; it lacks {missing}"
+    )]
     NoJobs {
         /// Name of the suite.
         suite: String,
@@ -97,10 +99,9 @@ fn listed(sets: &BTreeSet<(&str, ClusterSize)>) -> String {
 pub fn export(results: &Results, wanted: &Wanted) -> Result<Exported, ExportError> {
     let suite = &results.suite;
     let measured = |job: &&Job| {
-        suite
-            .workloads
-            .iter()
-            .any(|found| found.clients.contains(&1) && found.depth.iter().any(|depth| job.is(found, *depth)))
+        suite.workloads.iter().any(|found| {
+            found.clients.contains(&1) && found.depth.iter().any(|depth| job.is(found, *depth))
+        })
     };
     let missing: Vec<&str> = JOBS.iter().filter(|job| !measured(job)).map(|job| job.name).collect();
     if !missing.is_empty() {
@@ -117,8 +118,11 @@ pub fn export(results: &Results, wanted: &Wanted) -> Result<Exported, ExportErro
     };
     let chosen: BTreeSet<(&str, ClusterSize)> = sets.iter().copied().filter(is_wanted).collect();
     // The baseline's control lacks jobs. A user who does not name the control does not mean it.
-    let whole: BTreeSet<(&str, ClusterSize)> =
-        chosen.iter().copied().filter(|(name, _)| suite.placements.iter().any(|own| own == name)).collect();
+    let whole: BTreeSet<(&str, ClusterSize)> = chosen
+        .iter()
+        .copied()
+        .filter(|(name, _)| suite.placements.iter().any(|own| own == name))
+        .collect();
     let chosen = if whole.is_empty() { chosen } else { whole };
     let Some((placement, chosen_size)) = chosen.first().filter(|_| chosen.len() == 1) else {
         return Err(match chosen.len() {
@@ -126,7 +130,8 @@ pub fn export(results: &Results, wanted: &Wanted) -> Result<Exported, ExportErro
             _ => ExportError::Ambiguous { there: listed(&chosen) },
         });
     };
-    let of_it = |(run, _): &&(&Run, Job)| run.cell.placement == *placement && size(run) == *chosen_size;
+    let of_it =
+        |(run, _): &&(&Run, Job)| run.cell.placement == *placement && size(run) == *chosen_size;
     let mut clusters: BTreeMap<(u32, u32), Vec<(&Run, Job)>> = BTreeMap::new();
     for (run, job) in jobs.iter().filter(of_it) {
         clusters.entry((run.repeat, run.testbed)).or_default().push((*run, *job));
@@ -144,7 +149,8 @@ fn records(
     for ((repeat, testbed), found) in clusters {
         let of = |job: &Job| found.iter().find(|(run, of)| of == job && objections(run).is_empty());
         if let Some(job) = JOBS.iter().find(|job| of(job).is_none()) {
-            let why = found.iter().find(|(_, of)| of == job).map(|(run, _)| objections(run).join("; "));
+            let why =
+                found.iter().find(|(_, of)| of == job).map(|(run, _)| objections(run).join("; "));
             let why = why.unwrap_or_else(|| "it was not measured".into());
             lacking.push(format!("cluster {testbed} lacks {}: {why}", job.name));
             continue;
@@ -152,7 +158,8 @@ fn records(
         let mut result = Map::new();
         for job in &JOBS {
             let Some((run, _)) = of(job) else { continue };
-            result.insert(job.name.into(), self::result(results, run).ok_or(ExportError::NoReports)?);
+            result
+                .insert(job.name.into(), self::result(results, run).ok_or(ExportError::NoReports)?);
             is_limited |= run.lower_bound.is_some();
         }
         let cell = &found[0].0.cell;
@@ -170,13 +177,17 @@ fn records(
     }
     notes.extend(lacking.into_iter().map(|why| format!("left out: {why}")));
     if is_limited {
-        notes
-            .push("the client or the machine was the limit of some runs, which the format cannot say".into());
+        notes.push(
+            "the client or the machine was the limit of some runs, which the format cannot say"
+                .into(),
+        );
     }
     if !results.devices.is_empty() {
-        notes.push("devices were emulated, which the format cannot say: relative order only".into());
+        notes
+            .push("devices were emulated, which the format cannot say: relative order only".into());
     }
-    let has_nodes = |run: &Run| run.samples.iter().all(|sample| sample.network.contains_key(CLIENT));
+    let has_nodes =
+        |run: &Run| run.samples.iter().all(|sample| sample.network.contains_key(CLIENT));
     if !clusters.values().flatten().all(|(run, _)| has_nodes(run)) {
         notes.push("there was no network of nodes: what is told of it is the loopback interface, with all that OSDs and monitor sent one another".into());
     }

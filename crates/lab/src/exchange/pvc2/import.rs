@@ -104,8 +104,8 @@ pub struct Beside {
 /// When the text is something else.
 pub fn parse(name: &str, text: &[u8]) -> Result<Imported, ImportError> {
     let other = |what: String| ImportError::Other { name: name.into(), what };
-    let value: Value =
-        serde_json::from_slice(text).map_err(|source| ImportError::NotJson { name: name.into(), source })?;
+    let value: Value = serde_json::from_slice(text)
+        .map_err(|source| ImportError::NotJson { name: name.into(), source })?;
     let records = value.as_array().ok_or_else(|| other("it is no list of records".into()))?;
     let mut imported = Imported { benchmarks: Vec::new(), left_out: Vec::new() };
     for (number, record) in (1..).zip(records) {
@@ -127,7 +127,8 @@ pub fn parse(name: &str, text: &[u8]) -> Result<Imported, ImportError> {
         imported.benchmarks.push(Benchmark { job: job.into(), test_format: format, jobs });
     }
     if imported.benchmarks.is_empty() {
-        let why = imported.left_out.into_iter().next().unwrap_or_else(|| "the list is empty".into());
+        let why =
+            imported.left_out.into_iter().next().unwrap_or_else(|| "the list is empty".into());
         return Err(other(why));
     }
     Ok(imported)
@@ -155,7 +156,9 @@ fn row(job: &Job, result: &Value) -> Result<Option<JobRow>, String> {
     let side = &report[if reads { "read" } else { "write" }];
     let number = |value: &Value, path: &str| {
         let found = value.pointer(path).and_then(Value::as_f64).filter(|number| *number >= 0.0);
-        found.ok_or_else(|| format!("{} is no number", path.trim_start_matches('/').replace('/', ".")))
+        found.ok_or_else(|| {
+            format!("{} is no number", path.trim_start_matches('/').replace('/', "."))
+        })
     };
     if number(side, "/io_bytes")? <= 0.0 {
         return Ok(None);
@@ -202,10 +205,13 @@ pub fn beside(results: &Results) -> Vec<Beside> {
     for job in &JOBS {
         for workload in &results.suite.workloads {
             let settings = stats::settings(results, &workload.name).into_iter();
-            let same = settings.filter(|setting| setting.clients == 1 && job.is(workload, setting.depth));
+            let same =
+                settings.filter(|setting| setting.clients == 1 && job.is(workload, setting.depth));
             for setting in same {
                 let placements = crate::verdict::placements(results).into_iter();
-                found.extend(placements.filter_map(|placement| ours(results, job, placement, &setting)));
+                found.extend(
+                    placements.filter_map(|placement| ours(results, job, placement, &setting)),
+                );
             }
         }
     }
@@ -218,7 +224,8 @@ fn ours(results: &Results, job: &Job, placement: &str, setting: &Setting) -> Opt
     let Summary { iops, mean_us, p99_us, lower_bound, .. } = stats::summary(&runs);
     let (iops, mean_us) = (iops?, mean_us?);
     let counted = runs.iter().copied().filter(|run| stats::objections(run).is_empty());
-    let means: Vec<Means> = counted.filter_map(|run| Means::of(&run.samples, &results.machine)).collect();
+    let means: Vec<Means> =
+        counted.filter_map(|run| Means::of(&run.samples, &results.machine)).collect();
     let means = Means::joined(&means);
     Some(Beside {
         placement: placement.into(),

@@ -56,7 +56,8 @@ impl Job {
     pub fn is(&self, workload: &Workload, depth: u32) -> bool {
         (workload.rw.as_str(), workload.block_bytes, depth, workload.jobs)
             == (self.rw, self.block_bytes, self.depth, 1)
-            && (workload.sync, workload.guest, workload.caches) == (Sync::None, Guest::Flushes, Caches::Warm)
+            && (workload.sync, workload.guest, workload.caches)
+                == (Sync::None, Guest::Flushes, Caches::Warm)
     }
 }
 

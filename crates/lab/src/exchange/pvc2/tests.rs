@@ -37,7 +37,8 @@ fn results() -> Results {
         for repeat in 1..=2 {
             for job in &JOBS {
                 let iops = speed(job, repeat) * f64::from(osds_per_disk);
-                let mut run: Run = synthetic::run("bluestore-colocated", job.name, job.depth, repeat, iops);
+                let mut run: Run =
+                    synthetic::run("bluestore-colocated", job.name, job.depth, repeat, iops);
                 (run.cell.disks, run.cell.osds_per_disk) = (1, osds_per_disk);
                 run.testbed += testbeds;
                 run.fio = vec![report(job, iops)];
@@ -58,7 +59,8 @@ fn wanted(osds_per_disk: u32) -> Wanted {
 
 fn run<'a>(results: &'a Results, job: &Job, repeat: u32, osds_per_disk: u32) -> &'a Run {
     let of = |run: &&Run| {
-        (run.cell.workload.as_str(), run.repeat, run.cell.osds_per_disk) == (job.name, repeat, osds_per_disk)
+        (run.cell.workload.as_str(), run.repeat, run.cell.osds_per_disk)
+            == (job.name, repeat, osds_per_disk)
     };
     results.runs.iter().find(of).expect("it was measured")
 }
@@ -73,11 +75,15 @@ fn what_is_written_and_read_again_has_the_figures() {
     assert!(found.left_out.is_empty(), "{:?}", found.left_out);
     for (repeat, benchmark) in (1..).zip(&found.benchmarks) {
         assert_eq!((benchmark.test_format, benchmark.jobs.len()), (TEST_FORMAT, JOBS.len()));
-        assert_eq!(benchmark.job, format!("2026-11-22T08:00:00Z_bluestore-colocated_1x4_repeat-{repeat}"));
+        assert_eq!(
+            benchmark.job,
+            format!("2026-11-22T08:00:00Z_bluestore-colocated_1x4_repeat-{repeat}")
+        );
         for (row, job) in benchmark.jobs.iter().zip(&JOBS) {
             let run = run(&results, job, repeat, 4);
             let means = crate::collect::Means::of(&run.samples, &results.machine).expect("samples");
-            let is = |one: f64, other: f64| assert!((one / other - 1.0).abs() < 1e-9, "{one} {other}");
+            let is =
+                |one: f64, other: f64| assert!((one / other - 1.0).abs() < 1e-9, "{one} {other}");
             assert_eq!(row.job, job.name);
             is(row.iops, run.figures.iops);
             is(row.bytes_per_s, run.figures.iops * job.block_bytes as f64);
@@ -125,8 +131,9 @@ fn a_record_has_what_readers_of_the_format_look_at() {
 #[test]
 fn what_is_not_certain_is_refused_with_what_there_is() {
     let results = results();
-    let refused =
-        |results: &Results, wanted: &Wanted| export(results, wanted).expect_err("refused").to_string();
+    let refused = |results: &Results, wanted: &Wanted| {
+        export(results, wanted).expect_err("refused").to_string()
+    };
     let both = refused(&results, &Wanted::default());
     assert!(
         both.contains("--osds-per-disk among bluestore-colocated on 1 disk with 1 OSD on each; "),
@@ -134,7 +141,10 @@ fn what_is_not_certain_is_refused_with_what_there_is() {
     );
     assert!(both.ends_with("bluestore-colocated on 1 disk with 4 OSDs on each"), "{both}");
     let none = refused(&results, &wanted(2));
-    assert!(none.starts_with("nothing of that was measured; there are bluestore-colocated on"), "{none}");
+    assert!(
+        none.starts_with("nothing of that was measured; there are bluestore-colocated on"),
+        "{none}"
+    );
     let mut old = results.clone();
     old.runs.iter_mut().for_each(|run| run.fio.clear());
     assert!(refused(&old, &wanted(1)).contains("no reports of fio"));
@@ -163,7 +173,8 @@ fn a_cluster_that_lacks_a_job_has_no_record_and_that_is_told() {
     results.runs.retain(|run| run.repeat == 1);
     let why = export(&results, &wanted(4)).expect_err("none is whole").to_string();
     assert!(
-        why.contains("no cluster has a run that counts of every job") && why.contains("rand_read_4K"),
+        why.contains("no cluster has a run that counts of every job")
+            && why.contains("rand_read_4K"),
         "{why}"
     );
 }
@@ -174,7 +185,8 @@ fn what_came_from_nowhere_is_doubted() {
     let mut records = export(&results, &wanted(1)).expect("records").records;
     let network = &mut records[0]["benchmark_result"]["seq_read"]["avg_network_util_bps"];
     *network = json!({"sent": 1000.0, "recv": 1000.0, "total": 2000.0});
-    let found = parse("r.json", &serde_json::to_vec(&records).expect("plain data")).expect("records");
+    let found =
+        parse("r.json", &serde_json::to_vec(&records).expect("plain data")).expect("records");
     let remarks = |record: usize, job: usize| &found.benchmarks[record].jobs[job].remarks;
     assert!(remarks(0, 0)[0].contains("never written is read from nowhere"), "{:?}", remarks(0, 0));
     // Samples here carry no more than 4 KiB requests need, so reads of 4 MiB are doubted as well,
@@ -196,15 +208,18 @@ fn cells_of_ours_stand_beside_the_job_that_they_do() {
     // workload does a job.
     let mut other = synthetic::which_side();
     let doing: Vec<String> = beside(&other).into_iter().map(|found| found.row.job).collect();
-    assert!(!doing.is_empty() && doing.iter().all(|job| job.ends_with("_4K_lowdepth")), "{doing:?}");
+    assert!(
+        !doing.is_empty() && doing.iter().all(|job| job.ends_with("_4K_lowdepth")),
+        "{doing:?}"
+    );
     other.suite.workloads.iter_mut().for_each(|workload| workload.guest = Guest::NeverFlushes);
     assert!(beside(&other).is_empty());
 }
 
 #[test]
 fn what_holds_no_records_is_told_in_one_line() {
-    let good =
-        serde_json::to_value(export(&results(), &wanted(1)).expect("records").records).expect("plain data");
+    let good = serde_json::to_value(export(&results(), &wanted(1)).expect("records").records)
+        .expect("plain data");
     let with = |change: &dyn Fn(&mut Value)| {
         let mut value = good.clone();
         change(&mut value);
@@ -222,15 +237,25 @@ fn what_holds_no_records_is_told_in_one_line() {
         ),
         (
             with(&|value| {
-                value[0]["benchmark_result"]["seq_read"]["jobs"][0]["read"]["lat_ns"] = json!({"mean": "x"})
+                value[0]["benchmark_result"]["seq_read"]["jobs"][0]["read"]["lat_ns"] =
+                    json!({"mean": "x"})
             }),
             "record 1: seq_read: lat_ns.mean is no number",
         ),
-        ("[{\"job\": \"a\", \"test_format\": 2, \"benchmark_result\": \"Running\"}]".into(), "still running"),
-        ("[{\"job\": \"a\", \"test_format\": 2, \"benchmark_result\": {\"x\": 1}}]".into(), "not known here"),
+        (
+            "[{\"job\": \"a\", \"test_format\": 2, \"benchmark_result\": \"Running\"}]".into(),
+            "still running",
+        ),
+        (
+            "[{\"job\": \"a\", \"test_format\": 2, \"benchmark_result\": {\"x\": 1}}]".into(),
+            "not known here",
+        ),
     ] {
         let error = parse("r.json", text.as_bytes()).expect_err(wanted).to_string();
-        assert!(error.starts_with("r.json") && error.contains(wanted) && !error.contains('\n'), "{error}");
+        assert!(
+            error.starts_with("r.json") && error.contains(wanted) && !error.contains('\n'),
+            "{error}"
+        );
     }
     let running = with(&|value| value[0]["benchmark_result"] = "Running".into());
     let found = parse("r.json", running.as_bytes()).expect("the other one");

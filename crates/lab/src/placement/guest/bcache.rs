@@ -34,8 +34,13 @@ const PAST: [(&str, u64); 3] = [
     ("cache/congested_write_threshold_us", 20_000),
 ];
 /// Other settings that the proof contains.
-const TOLD: [&str; 5] =
-    ["cache_mode", "state", "writeback_percent", "writeback_delay", "cache/cache0/cache_replacement_policy"];
+const TOLD: [&str; 5] = [
+    "cache_mode",
+    "state",
+    "writeback_percent",
+    "writeback_delay",
+    "cache/cache0/cache_replacement_policy",
+];
 /// Seconds that bcache pauses after it has written everything back. The default is 30 seconds, for
 /// which each drain would have to wait.
 const REST_S: &str = "1";
@@ -61,7 +66,9 @@ impl Bcache {
     fn lets_past(&self, told: &HashMap<String, String>) -> Option<String> {
         let of = |name: &str| told.get(name).map(String::as_str).unwrap_or("nothing");
         let wrong = PAST.iter().find(|(name, usual)| human(of(name)) != Some(self.wanted(*usual)));
-        wrong.map(|(name, usual)| format!("bcache has {name} = {} and not {}", of(name), self.wanted(*usual)))
+        wrong.map(|(name, usual)| {
+            format!("bcache has {name} = {} and not {}", of(name), self.wanted(*usual))
+        })
     }
 }
 
@@ -105,11 +112,14 @@ impl Below for Bcache {
             guest.write(REGISTER, device)?;
         }
         let start = Instant::now();
-        let attached =
-            || Ok(settings(guest, &["state"])?.get("state").is_some_and(|state| state != "no cache"));
+        let attached = || {
+            Ok(settings(guest, &["state"])?.get("state").is_some_and(|state| state != "no cache"))
+        };
         while !attached()? {
             if start.elapsed() > APPEAR_LIMIT {
-                return Err(GuestError::Refused(format!("{DEVICE} does not appear with its cache")));
+                return Err(GuestError::Refused(format!(
+                    "{DEVICE} does not appear with its cache"
+                )));
             }
             std::thread::sleep(POLL);
         }
@@ -137,7 +147,8 @@ impl Below for Bcache {
     }
 
     fn proof(&self, guest: &Guest) -> Result<(Map<String, Value>, Option<String>), GuestError> {
-        let told = settings(guest, &[PAST.map(|(name, _)| name).as_slice(), TOLD.as_slice()].concat())?;
+        let told =
+            settings(guest, &[PAST.map(|(name, _)| name).as_slice(), TOLD.as_slice()].concat())?;
         let wrong = fault(&told).or_else(|| self.lets_past(&told));
         Ok((told.into_iter().map(|(name, value)| (name, json!(value))).collect(), wrong))
     }
@@ -229,7 +240,8 @@ mod tests {
         ]
         .map(|(name, value)| (name.to_string(), value.to_string()))
         .into();
-        let found = |told: &HashMap<String, String>| fault(told).or_else(|| NEVER_PAST.lets_past(told));
+        let found =
+            |told: &HashMap<String, String>| fault(told).or_else(|| NEVER_PAST.lets_past(told));
         assert_eq!(found(&good), None);
         for (name, value, wanted) in [
             ("cache_mode", "[writethrough] writeback writearound none", "writethrough"),
@@ -245,7 +257,10 @@ mod tests {
         for (name, value) in
             ["4.0M", "2000", "20000"].into_iter().zip(PAST).map(|(value, (name, _))| (name, value))
         {
-            assert!(AS_IT_COMES.lets_past(&usual).is_some_and(|what| what.contains(name)), "{name}");
+            assert!(
+                AS_IT_COMES.lets_past(&usual).is_some_and(|what| what.contains(name)),
+                "{name}"
+            );
             usual.insert(name.into(), value.into());
         }
         assert_eq!(AS_IT_COMES.lets_past(&usual), None);

@@ -24,7 +24,8 @@ use crate::results::Drained;
 pub(super) use tidepool::OSD_GUEST_TIDEPOOL;
 
 pub(super) static OSD_GUEST: Guests = Guests { name: "osd-guest", below: &nothing::ON_DISKS };
-pub(super) static OSD_GUEST_ON_SSD: Guests = Guests { name: "osd-guest-on-ssd", below: &nothing::ON_SSDS };
+pub(super) static OSD_GUEST_ON_SSD: Guests =
+    Guests { name: "osd-guest-on-ssd", below: &nothing::ON_SSDS };
 pub(super) static OSD_BCACHE: Guests = Guests { name: "osd-bcache", below: &bcache::NEVER_PAST };
 pub(super) static OSD_BCACHE_DEFAULT: Guests =
     Guests { name: "osd-bcache-default", below: &bcache::AS_IT_COMES };
@@ -153,11 +154,16 @@ impl Placement for Guests {
 }
 
 /// Makes a file for the cache of an OSD, on the SSD of the OSD's server.
-fn part_of_ssd(ground: &Ground, placement: &'static str, osd: usize) -> Result<PathBuf, PlacementError> {
+fn part_of_ssd(
+    ground: &Ground,
+    placement: &'static str,
+    osd: usize,
+) -> Result<PathBuf, PlacementError> {
     let server = ground.slots[osd].server;
     let neighbours = ground.slots.iter().filter(|other| other.server == server).count() as u64;
     let what = "there is no SSD".to_string();
-    let ssd = ground.server_ssds.get(server).ok_or(PlacementError::NotInPlace { placement, what })?;
+    let ssd =
+        ground.server_ssds.get(server).ok_or(PlacementError::NotInPlace { placement, what })?;
     let cache = ssd.directory.join(format!("osd{osd}.cache"));
     let bytes = ssd.bytes / neighbours / CACHE_UNIT_BYTES * CACHE_UNIT_BYTES;
     let made = File::create_new(&cache).and_then(|file| file.set_len(bytes));
@@ -185,7 +191,12 @@ impl Inside {
 
     /// Boots the guest of the next OSD with these disks: first the OSD's, then the cache's, if any.
     /// Records in `ground` the devices that the OSD has in the guest.
-    fn boot(&mut self, ground: &mut Ground, osd: usize, mut disks: Vec<Disk>) -> Result<(), PlacementError> {
+    fn boot(
+        &mut self,
+        ground: &mut Ground,
+        osd: usize,
+        mut disks: Vec<Disk>,
+    ) -> Result<(), PlacementError> {
         let slot = &ground.slots[osd];
         // The OSD's part of the SSD for its database.
         let store_ssd = slot.ssd.as_ref().map(|ssd| {
@@ -193,7 +204,8 @@ impl Inside {
             disks.len() - 1
         });
         let network = ground.network.clone();
-        let network = network.ok_or_else(|| self.not("a guest needs a network, with a server or more"))?;
+        let network =
+            network.ok_or_else(|| self.not("a guest needs a network, with a server or more"))?;
         let number = u8::try_from(osd).unwrap_or(u8::MAX);
         let plug = network
             .plug_guest(&network.servers()[slot.server], number)
@@ -207,7 +219,8 @@ impl Inside {
             modules: self.below.modules(),
             memory_bytes: MEMORY_BYTES,
         })?;
-        let name = |number: usize| guest.disk(number).unwrap_or_default().to_string_lossy().into_owned();
+        let name =
+            |number: usize| guest.disk(number).unwrap_or_default().to_string_lossy().into_owned();
         let data = self.below.make(&guest, &name(0), &name(1))?;
         // The OSD reads this property from its device, too, so both must agree.
         let rotational = guest.is_rotational(&data)?;
@@ -220,8 +233,16 @@ impl Inside {
         Ok(())
     }
 
-    fn each<T>(&self, of: impl FnMut(&Guest) -> Result<T, GuestError>) -> Result<Vec<T>, PlacementError> {
-        Ok(self.guests.iter().map(|(guest, _)| guest).map(of).collect::<Result<Vec<T>, GuestError>>()?)
+    fn each<T>(
+        &self,
+        of: impl FnMut(&Guest) -> Result<T, GuestError>,
+    ) -> Result<Vec<T>, PlacementError> {
+        Ok(self
+            .guests
+            .iter()
+            .map(|(guest, _)| guest)
+            .map(of)
+            .collect::<Result<Vec<T>, GuestError>>()?)
     }
 
     fn dirty_bytes(&self) -> Result<u64, PlacementError> {
@@ -233,7 +254,8 @@ impl Inside {
     fn wait(&self, limit: Duration, stop: &dyn Fn() -> bool) -> Result<bool, PlacementError> {
         let start = Instant::now();
         loop {
-            let done = self.each(|guest| self.below.is_written_back(guest))?.into_iter().all(|done| done);
+            let done =
+                self.each(|guest| self.below.is_written_back(guest))?.into_iter().all(|done| done);
             if done || start.elapsed() >= limit || stop() {
                 return Ok(done);
             }
@@ -247,11 +269,13 @@ impl Inside {
         let osds: Vec<Value> =
             serde_json::from_str(&metadata).map_err(|error| self.not(error.to_string()))?;
         for (osd, (_, turns)) in self.guests.iter().enumerate() {
-            let found = osds.iter().find(|found| found["id"] == osd).map(|found| &found["rotational"]);
+            let found =
+                osds.iter().find(|found| found["id"] == osd).map(|found| &found["rotational"]);
             let wanted = if *turns { "1" } else { "0" };
             if found.and_then(Value::as_str) != Some(wanted) {
                 let found = found.unwrap_or(&Value::Null);
-                return Err(self.not(format!("OSD {osd} says rotational = {found}, and its device {wanted}")));
+                return Err(self
+                    .not(format!("OSD {osd} says rotational = {found}, and its device {wanted}")));
             }
         }
         Ok(())
@@ -275,11 +299,14 @@ impl Applied for Inside {
             if let Some(what) = wrong {
                 return Err(self.not(what));
             }
-            let [release, scheduler] = ["/proc/sys/kernel/osrelease", "/sys/block/vda/queue/scheduler"];
+            let [release, scheduler] =
+                ["/proc/sys/kernel/osrelease", "/sys/block/vda/queue/scheduler"];
             let mut told = guest.read(&[release, scheduler])?;
             proof.insert("rotational".into(), json!(rotational));
             proof.extend(told.remove(release).map(|release| ("kernel".into(), json!(release))));
-            proof.extend(told.remove(scheduler).map(|named| ("disk_scheduler".into(), json!(named))));
+            proof.extend(
+                told.remove(scheduler).map(|named| ("disk_scheduler".into(), json!(named))),
+            );
             proofs.push(Value::Object(proof));
         }
         Ok(json!({ "guests": proofs }))
@@ -353,7 +380,8 @@ fn traffic<const N: usize>(
 /// Parses a disk's `stat` file. Its third and seventh figures are the sectors that were read and
 /// written.
 fn carried(text: &str) -> Option<Traffic> {
-    let figures: Vec<u64> = text.split_whitespace().map_while(|figure| figure.parse().ok()).collect();
+    let figures: Vec<u64> =
+        text.split_whitespace().map_while(|figure| figure.parse().ok()).collect();
     let bytes = |at: usize| figures.get(at).map(|sectors| sectors * SECTOR_BYTES);
     Some(Traffic { read_bytes: bytes(2)?, written_bytes: bytes(6)? })
 }

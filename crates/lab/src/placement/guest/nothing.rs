@@ -44,7 +44,10 @@ impl Below for Nothing {
 
     fn counters(&self, guest: &Guest) -> Result<Map<String, Value>, GuestError> {
         let ([disk], _) = traffic(guest, ["vda"], &[])?;
-        Ok(numbers([("disk_read_bytes", disk.read_bytes), ("disk_written_bytes", disk.written_bytes)]))
+        Ok(numbers([
+            ("disk_read_bytes", disk.read_bytes),
+            ("disk_written_bytes", disk.written_bytes),
+        ]))
     }
 
     fn dirty_bytes(&self, _guest: &Guest) -> Result<u64, GuestError> {

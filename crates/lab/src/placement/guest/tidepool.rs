@@ -52,7 +52,8 @@ impl Placement for Tidepool {
             let slot = &ground.slots[osd];
             let socket = cached.daemons.of(slot.server)?.socket().to_path_buf();
             let rotational = cached.daemons.is_rotational(slot.rotational);
-            let disk = Disk { source: Source::Nbd { socket, export: under::volume(osd) }, rotational };
+            let disk =
+                Disk { source: Source::Nbd { socket, export: under::volume(osd) }, rotational };
             cached.inside.boot(ground, osd, vec![disk])?;
         }
         Ok(Box::new(cached))

@@ -54,7 +54,8 @@ impl Status {
 
     fn of(guest: &Guest) -> Result<Status, GuestError> {
         let text = guest.run(&["dmsetup", "status", NAME], COMMAND_LIMIT)?;
-        let refused = || GuestError::Refused(format!("dm-writecache says of itself: {}", text.trim()));
+        let refused =
+            || GuestError::Refused(format!("dm-writecache says of itself: {}", text.trim()));
         Status::read(&text).ok_or_else(refused)
     }
 }
@@ -92,7 +93,8 @@ impl Below for Writecache {
     fn proof(&self, guest: &Guest) -> Result<(Map<String, Value>, Option<String>), GuestError> {
         let table = guest.run(&["dmsetup", "table", NAME], COMMAND_LIMIT)?;
         let status = Status::of(guest)?;
-        let wrong = (status.errors > 0).then(|| "dm-writecache says that it has an error".to_string());
+        let wrong =
+            (status.errors > 0).then(|| "dm-writecache says that it has an error".to_string());
         let proof = [("table", json!(table.trim())), ("bytes", json!(status.blocks * BLOCK_BYTES))];
         Ok((proof.into_iter().map(|(name, value)| (name.to_string(), value)).collect(), wrong))
     }
@@ -135,9 +137,9 @@ impl Below for Writecache {
         match guest.read(&[FLUSHED])?.get(FLUSHED).map(String::as_str) {
             None | Some("") => Ok(false),
             Some("0") => Ok(true),
-            Some(status) => {
-                Err(GuestError::Refused(format!("dm-writecache does not flush: exit status {status}")))
-            }
+            Some(status) => Err(GuestError::Refused(format!(
+                "dm-writecache does not flush: exit status {status}"
+            ))),
         }
     }
 }
@@ -152,7 +154,10 @@ mod tests {
         let status = Status::read(text).expect("figures");
         assert_eq!((status.errors, status.blocks, status.free), (0, 261_000, 260_000));
         assert_eq!((status.reads, status.read_hits, status.writes), (900, 700, 800));
-        assert_eq!((status.bypassed, status.flushes, status.dirty_bytes()), (30, 44, 1000 * BLOCK_BYTES));
+        assert_eq!(
+            (status.bypassed, status.flushes, status.dirty_bytes()),
+            (30, 44, 1000 * BLOCK_BYTES)
+        );
         assert_eq!(Status::read("0 16777216 linear 8:0 0"), None);
         assert_eq!(Status::read(""), None);
     }

@@ -84,7 +84,11 @@ pub(super) fn windows(clients: &[Client], times: Times) -> Vec<EventWindow> {
 
 /// One point for each second, with the last health that the cluster reported in the 3 s before the
 /// second's end, if it did. Seconds are counted from when the event had happened.
-pub(super) fn points(clients: &[Client], health: &[(f64, Health)], times: Times) -> Vec<EventPoint> {
+pub(super) fn points(
+    clients: &[Client],
+    health: &[(f64, Health)],
+    times: Times,
+) -> Vec<EventPoint> {
     // Slightly more than needed, because differences of times may be slightly too small.
     let before = (times.ended - times.begin() + 1e-6).floor() as i32;
     let after = (times.end() - times.ended).round() as i32;
@@ -110,7 +114,10 @@ mod tests {
         let suite = Suite::find("faults").expect("it comes with the program").quick();
         let event = suite.events.iter().find(|event| event.kind == Happening::OsdOut).expect("one");
         let times = Times::of(&suite, event);
-        assert_eq!((times.begin(), times.due, times.back(), times.end()), (3.0, 13.0, Some(43.0), 83.0));
+        assert_eq!(
+            (times.begin(), times.due, times.back(), times.end()),
+            (3.0, 13.0, Some(43.0), 83.0)
+        );
         assert_eq!(f64::from(event.load_s(&suite)), times.end());
         let windows = windows(&[], times);
         assert_eq!(windows.len(), 8);
@@ -118,7 +125,11 @@ mod tests {
         let points = points(&[], &[(0.4, Health { osds: 3, ..Health::default() })], times);
         assert_eq!(points.len(), 80);
         let told: Vec<bool> = points[8..16].iter().map(|point| point.health.is_some()).collect();
-        assert_eq!(told, [false, false, true, true, true, false, false, false], "old news are none");
+        assert_eq!(
+            told,
+            [false, false, true, true, true, false, false, false],
+            "old news are none"
+        );
     }
 
     #[test]
@@ -132,17 +143,25 @@ mod tests {
         // A request is due each quarter of a second. None is answered while the event happens.
         let answered = |due_s: f64| (!(13.5..15.75).contains(&due_s)).then_some(due_s + 0.001);
         let all = (0..400).map(|number| f64::from(number) / 4.0);
-        let asked =
-            all.map(|due_s| Asked { due_s, answered_s: answered(due_s), failed: false }).collect::<Vec<_>>();
+        let asked = all
+            .map(|due_s| Asked { due_s, answered_s: answered(due_s), failed: false })
+            .collect::<Vec<_>>();
         let clients = [Client { asked, regions: Vec::new() }];
         let windows = windows(&clients, times);
         assert_eq!(windows.len(), 8);
         assert_eq!((windows[0].begin_s, windows[0].end_s), (-12.25, -2.25));
         assert_eq!((windows[1].begin_s, windows[1].end_s, windows[7].end_s), (0.0, 10.0, 70.0));
-        assert!(windows.iter().all(|window| (window.due, window.unanswered) == (40, 0)), "{windows:?}");
+        assert!(
+            windows.iter().all(|window| (window.due, window.unanswered) == (40, 0)),
+            "{windows:?}"
+        );
         let points = points(&clients, &[], times);
         assert_eq!((points.len(), points[12].clients.begin_s), (82, 0.0));
-        assert_eq!(points.iter().map(|point| point.clients.unanswered).sum::<u64>(), 9, "none is left out");
+        assert_eq!(
+            points.iter().map(|point| point.clients.unanswered).sum::<u64>(),
+            9,
+            "none is left out"
+        );
     }
 
     #[test]

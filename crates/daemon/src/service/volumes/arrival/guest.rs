@@ -1,5 +1,5 @@
-//! A client of a volume that is not here yet: its requests are looked at one by one. The first that changes something stays
-//! unread, for the reactor that serves the volume.
+//! A client of a volume that is not here yet: its requests are looked at one by one. The first that
+//! changes something stays unread, for the reactor that serves the volume.
 
 use super::{Told, Wish};
 use crate::shard::{Guest, ShardHandle};
@@ -64,7 +64,8 @@ struct Host {
 pub(super) async fn host(guest: Guest, way: Way, shard: ShardHandle) {
     let Guest { fd, peer, session, unread, own } = guest;
     let Ok(()) = blocking(&fd, false) else { return };
-    // SAFETY: it is an `OwnedFd`, which refers to the same open descriptor until it is dropped, and is dropped after that.
+    // SAFETY: it is an `OwnedFd`, which refers to the same open descriptor until it is dropped, and
+    // is dropped after that.
     let Ok(fd) = (unsafe { AsyncFd::register(fd) }) else { return };
     let mut host = Host { fd, session, unread, way };
     let end = loop {
@@ -83,7 +84,8 @@ pub(super) async fn host(guest: Guest, way: Way, shard: ShardHandle) {
     }
 }
 
-/// The reactor's io_uring waits by itself, and would not with `O_NONBLOCK`; without the reactor it has to be set.
+/// The reactor's io_uring waits by itself, and would not with `O_NONBLOCK`; without the reactor it
+/// has to be set.
 fn blocking(fd: &OwnedFd, on: bool) -> io::Result<()> {
     let flags = fcntl_getfl(fd)?;
     let flags = if on { flags - OFlags::NONBLOCK } else { flags | OFlags::NONBLOCK };
@@ -135,7 +137,8 @@ impl Host {
         }
     }
 
-    /// Reads piece by piece, and answers when all of it is here: else the volume could come in between.
+    /// Reads piece by piece, and answers when all of it is here: else the volume could come in
+    /// between.
     async fn read(&mut self, request: &Request) -> Result<(), End> {
         let Request { cookie, offset, len, .. } = *request;
         let turn = self.way.turn.clone();
@@ -194,7 +197,8 @@ impl Host {
 
     async fn fail(&mut self, cookie: u64) -> Result<(), End> {
         let message = "the host that serves the volume cannot read it; see its log";
-        self.say(|head, structured| reply::error(head, structured, cookie, Errno::Io, message)).await
+        self.say(|head, structured| reply::error(head, structured, cookie, Errno::Io, message))
+            .await
     }
 
     async fn ask(&mut self, offset: u64, len: u32) -> Result<Told, End> {
@@ -216,7 +220,8 @@ impl Host {
     async fn send(&self, mut bytes: &[u8]) -> Result<(), End> {
         while !bytes.is_empty() {
             let send = |fd: &OwnedFd| {
-                rustix::net::send(fd, bytes, rustix::net::SendFlags::NOSIGNAL).map_err(io::Error::from)
+                rustix::net::send(fd, bytes, rustix::net::SendFlags::NOSIGNAL)
+                    .map_err(io::Error::from)
             };
             let sent = timeout(SEND_WAIT_MAX, self.fd.async_io(Interest::WRITABLE, send)).await;
             let sent = sent.map_err(|_| End::Leaves)??;
