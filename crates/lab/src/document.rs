@@ -4,7 +4,11 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use schemars::Schema;
+use schemars::generate::SchemaSettings;
+use schemars::transform::RecursiveTransform;
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::results::{FORMAT, Results};
 
@@ -119,10 +123,21 @@ pub fn parse(name: &str, text: &[u8]) -> Result<Results, DocumentError> {
 
 /// The schema of the JSON form, as `docs/lab-results.schema.json` has it.
 pub fn schema() -> String {
-    let schema = schemars::schema_for!(Results);
+    let settings = SchemaSettings::default().with_transform(RecursiveTransform(join_lines));
+    let schema = settings.into_generator().into_root_schema_for::<Results>();
     let mut text = serde_json::to_string_pretty(&schema).expect("a schema is plain data");
     text.push('\n');
     text
+}
+
+/// Has each paragraph of a description on one line: where the comments of the types end their lines
+/// is nothing to a reader of the schema.
+fn join_lines(schema: &mut Schema) {
+    if let Some(Value::String(text)) = schema.get_mut("description") {
+        let paragraphs: Vec<String> =
+            text.split("\n\n").map(|paragraph| paragraph.replace('\n', " ")).collect();
+        *text = paragraphs.join("\n\n");
+    }
 }
 
 #[cfg(test)]
