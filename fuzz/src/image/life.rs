@@ -186,7 +186,7 @@ impl Life<'_, '_> {
                 Some(Effect::Peer { .. }) => unreachable!("no volume has a peer"),
                 Some(Effect::Reply { id, result }) => drop(self.replies.insert(id, result)),
                 Some(Effect::ControlDone { control, result }) => {
-                    drop(self.controls.insert(control, result))
+                    self.controls.insert(control, result);
                 }
             }
         }
