@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use tidepool_replica::wire::{Call, Message, Offer};
 use tidepool_testkit::admin::in_sync;
 use tidepool_testkit::one_at_a_time;
-use tidepool_tests::pair::Host;
 use tidepool_tests::rig::{MIB, VOLUME};
 use tidepool_tests::trio::{Loss, PORT, Trio};
 
