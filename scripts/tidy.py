@@ -44,8 +44,8 @@ ROOT = "lib"
 TABLE = "crates/engine/src/lib.rs"
 # Rooms, or files at the top, that may name the Engine.
 ENGINE_NAMED = {"engine", ROOT, "control", "recovery"}
-# Crates whose fields are looked at, and where they may be open: in these rooms, and in a file of
-# this name anywhere.
+# Crates whose fields are looked at, and where they may be open: in these rooms, and in files and
+# folders named api anywhere.
 OPEN_FIELDS_CRATES = {"engine", "replica", "daemon", "sim"}
 OPEN_FIELDS_ROOMS = {"api", "status", "format", "wire"}
 OPEN_FIELDS_PATH = re.compile(r"/api(\.rs$|/)")

@@ -181,10 +181,6 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Most runs that one change writes: 16 full ones of an object, one more for each of the places
-/// where contiguity may break (before and after the change, and at the end).
-const SPLICE_RUNS_MAX: usize = 20;
-
 /// All stretches of a table, from the object's first block to its last.
 pub(super) fn stretches(table: Table<'_>) -> impl Iterator<Item = Run> {
     let (mut i, mut at) = (0, 0);
@@ -196,6 +192,10 @@ pub(super) fn stretches(table: Table<'_>) -> impl Iterator<Item = Run> {
         })
     })
 }
+
+/// Most runs that one change writes: 16 full ones of an object, one more for each of the places
+/// where contiguity may break (before and after the change, and at the end).
+const SPLICE_RUNS_MAX: usize = 20;
 
 /// A change of a run table: runs `from..to` give way to `runs`.
 pub(super) struct Splice {
