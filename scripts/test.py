@@ -169,7 +169,7 @@ SLOW = {
     "torn_tail: g1_an_old_copy_of_the_cache_is_refused": 40,
     "backend: rbd::an_image_with_its_newest_data_in_a_cache_cannot_be_written_by_others": 35,
     "tidepool_lab: compare::tests::two_runs_of_the_same_thing_are_equal_and_a_true_difference_is_found": 75,
-    "tidepool_lab: verdict::campaigns::at_most_one_campaign_of_twenty_names_a_winner_that_is_none": 30,
+    "tidepool_lab: verdict::campaigns::nothing_shows_that_more_than_one_campaign_of_twenty_names_a_winner_that_is_none": 30,
     "backend: rbd::clean_data_is_kept_only_while_nobody_else_wrote": 35,
     "pair: failover::a_volume_that_arrives_with_a_running_guest_is_no_failover": 35,
     "pair: g1_an_owner_that_is_cut_off_from_everybody_answers_no_reads_until_it_knows": 35,

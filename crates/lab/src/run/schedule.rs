@@ -173,13 +173,15 @@ fn fits(suite: &Suite, cell: &Cell) -> bool {
 }
 
 /// Placements for which the deciding workload gets repeat number `repeat`, beyond the suite's:
-/// those that the repeats before it do not tell apart. Empty once all placements are told apart, or
-/// once the maximum of repeats is reached.
+/// those that the repeats up to the look before it do not tell apart. Empty once all placements are
+/// told apart, or once the maximum of repeats is reached.
 pub fn contenders(results: &Results, repeat: u32) -> BTreeSet<String> {
-    if repeat > Looks::of(&results.suite).last() {
+    let looks = Looks::of(&results.suite);
+    if repeat > looks.last() {
         return BTreeSet::new();
     }
-    let before = results.runs.iter().filter(|run| run.repeat < repeat).cloned().collect();
+    let look = looks.before(repeat);
+    let before = results.runs.iter().filter(|run| run.repeat <= look).cloned().collect();
     verdict::undecided(&results.with_runs(before))
 }
 

@@ -6,9 +6,10 @@
 //! Each look is read at the level that is spent since the look before it. The levels add up to
 //! [`ALPHA`], so Bonferroni's bound keeps the rate of errors whatever the looks have in common, and
 //! however few clusters there are. Exact boundaries would be narrower, but need normal means with a
-//! known variance. An interval at such a level is a repeated confidence interval (Jennison and
-//! Turnbull, J. R. Statist. Soc. B 51, 1989): it holds at 95 % over all looks together, also if the
-//! comparison stops early.
+//! known variance. The looks are few, because each look that spends little has a wide interval: a
+//! look comes when the clusters are half as many again as at the look before it. An interval at
+//! such a level is a repeated confidence interval (Jennison and Turnbull, J. R. Statist. Soc. B 51,
+//! 1989): it holds at 95 % over all looks together, also if the comparison stops early.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,8 +20,8 @@ use crate::suite::Suite;
 /// The rate of errors of a comparison, over all looks together.
 pub const ALPHA: f64 = 0.05;
 
-/// The looks at the deciding workload: one with `first` clusters of each placement, and one after
-/// each further cluster, up to `last`.
+/// The looks at the deciding workload: one with `first` clusters of each placement, one whenever
+/// there are half as many again as at the look before it, and one with `last` clusters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Looks {
     first: u32,
@@ -41,10 +42,24 @@ impl Looks {
         self.last
     }
 
-    /// The part of [`ALPHA`] that the look at so many clusters of each placement may spend.
+    /// Clusters of each placement at each look, in ascending order.
+    fn sizes(self) -> impl Iterator<Item = u32> {
+        let next = move |clusters: &u32| (clusters + clusters.div_ceil(2)).min(self.last);
+        std::iter::successors(Some(self.first), move |clusters| {
+            (*clusters < self.last).then(|| next(clusters))
+        })
+    }
+
+    /// Clusters of each placement at the last look before there are so many; 0 if there is none.
+    pub fn before(self, clusters: u32) -> u32 {
+        self.sizes().take_while(|size| *size < clusters).last().unwrap_or(0)
+    }
+
+    /// The part of [`ALPHA`] that the look at so many clusters of each placement may spend. Before
+    /// the first look this is the part of the first look.
     pub fn level(self, clusters: u32) -> f64 {
-        let share = if clusters <= self.first { f64::from(self.first) } else { 1.0 };
-        ALPHA * (share / f64::from(self.last))
+        let clusters = clusters.clamp(self.first, self.last);
+        ALPHA * (f64::from(clusters - self.before(clusters)) / f64::from(self.last))
     }
 }
 
@@ -74,11 +89,26 @@ mod tests {
 
     #[test]
     fn what_all_looks_spend_is_the_error_rate() {
-        for (first, last) in [(3, 3), (3, 5), (5, 8), (1, 1_000)] {
+        for (first, last, sizes) in [
+            (3, 3, &[3][..]),
+            (4, 5, &[4, 5]),
+            (3, 8, &[3, 5, 8]),
+            (5, 8, &[5, 8]),
+            (1, 20, &[1, 2, 3, 5, 8, 12, 18, 20]),
+        ] {
             let looks = Looks { first, last };
-            let spent: f64 = (first..=last).map(|clusters| looks.level(clusters)).sum();
+            assert_eq!(looks.sizes().collect::<Vec<_>>(), sizes);
+            let spent: f64 = sizes.iter().map(|clusters| looks.level(*clusters)).sum();
             assert!((spent - ALPHA).abs() < 1e-12, "{first} {last}: {spent}");
         }
         assert_eq!(Looks { first: 3, last: 3 }.level(3), ALPHA, "one look has all of it");
+    }
+
+    #[test]
+    fn a_suite_that_ended_between_two_looks_is_read_at_what_it_has_spent_since_the_last_look() {
+        let looks = Looks { first: 4, last: 8 };
+        assert_eq!([3, 4, 5, 6, 7].map(|clusters| looks.before(clusters)), [0, 0, 4, 4, 6]);
+        assert_eq!(looks.level(5), ALPHA / 8.0);
+        assert_eq!(looks.level(2), looks.level(4), "before the first look");
     }
 }

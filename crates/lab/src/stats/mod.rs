@@ -18,6 +18,7 @@
 mod change;
 mod latency;
 pub mod looks;
+mod outlook;
 pub mod saturation;
 pub mod steady;
 mod student;
@@ -33,6 +34,7 @@ use crate::words;
 pub use change::{Stretch, change};
 pub use latency::{merged, percentile_us};
 use looks::ALPHA;
+use outlook::Outlook;
 use student::quantile;
 
 /// A ratio from 1 / (1 + this) to 1 + this makes no difference.
@@ -243,6 +245,13 @@ pub struct Estimate {
     pub count: usize,
 }
 
+impl Estimate {
+    /// The whole interval lies outside of the band that counts as the same.
+    pub fn is_apart(&self) -> bool {
+        self.interval.is_some_and(outlook::is_apart)
+    }
+}
+
 /// A ratio of two placements, or of two documents.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Ratio {
@@ -261,12 +270,27 @@ pub struct Ratio {
     /// The ratio with the devices slowed by the second factor, if it was measured there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at_second_factor: Option<Estimate>,
+    /// What more clusters would show, at each factor. Empty where they would not help.
+    #[serde(skip)]
+    outlooks: Vec<Outlook>,
 }
 
 impl Ratio {
     /// The finding is inconclusive, and more clusters may decide it.
     pub fn is_open(&self) -> bool {
         self.finding == Finding::Inconclusive && self.bound == Bound::Exact && self.ratio.is_some()
+    }
+
+    /// How many clusters would tell whether there is more, less or the same, in words. None where
+    /// the clusters are not what keeps the answer open.
+    pub fn what_would_tell(&self) -> Option<String> {
+        outlook::sentence(&self.outlooks, &outlook::shows)
+    }
+
+    /// How many clusters would tell whether the two are the same, in words. None where the clusters
+    /// are not what keeps the answer open.
+    pub fn what_would_tell_whether_same(&self) -> Option<String> {
+        outlook::sentence(&self.outlooks, &outlook::shows_whether_same)
     }
 
     /// The ratio in words; `not known` where there is none, because not every load generator
@@ -431,20 +455,30 @@ fn at_one_factor(
     }
     let logs =
         sides.each_ref().map(|side| side.values().map(|found| found.log).collect::<Vec<f64>>());
-    let ratio = if paired {
+    let (ratio, outlook) = if paired {
         let differences: Vec<f64> =
             logs[0].iter().zip(&logs[1]).map(|(one, two)| one - two).collect();
-        of_logs(&differences, alpha)
+        (of_logs(&differences, alpha), Outlook::of_pairs(&differences, alpha))
     } else {
-        welch(&logs[0], &logs[1], alpha)
+        (welch(&logs[0], &logs[1], alpha), Outlook::of_sides(&logs[0], &logs[1], alpha))
     };
-    judge(names, metric, ratio, sides.each_ref().map(|side| side.values().copied().collect()))
+    let durable = sides
+        .iter()
+        .flat_map(BTreeMap::values)
+        .all(|found| found.durability != Durability::Volatile);
+    let sides = sides.each_ref().map(|side| side.values().copied().collect());
+    let found = judge(names, metric, ratio, sides);
+    let has_interval = found.ratio.is_some_and(|ratio| ratio.interval.is_some());
+    let helps = found.bound == Bound::Exact && durable && has_interval;
+    Ratio { outlooks: helps.then_some(outlook).into_iter().collect(), ..found }
 }
 
 /// The ratio at two factors: a finding counts only if it holds at both. Devices and network are
 /// slowed and Ceph's code is not, so a factor favours the placement that computes more.
 fn at_both_factors(here: Ratio, there: Ratio, factors: [u32; 2]) -> Ratio {
     let Some(second) = there.ratio else { return here };
+    let outlooks = here.outlooks.iter().chain(&there.outlooks).copied().collect();
+    let here = Ratio { outlooks, ..here };
     let [one, two] = factors;
     let verdict = match (here.finding, there.finding) {
         (first, other) if first == other || first == Finding::Inconclusive => None,
@@ -508,7 +542,16 @@ fn judge(
         Ok(finding) => (finding, None),
         Err(why) => (Finding::Inconclusive, Some(why)),
     };
-    Ratio { ratio, first, second, bound, finding, why, at_second_factor: None }
+    Ratio {
+        ratio,
+        first,
+        second,
+        bound,
+        finding,
+        why,
+        at_second_factor: None,
+        outlooks: Vec::new(),
+    }
 }
 
 /// The finding of a ratio, or the reason why there is none.
@@ -533,7 +576,7 @@ fn find(
             "{name} acknowledges writes that are in memory only, and takes part in no comparison"
         ));
     }
-    let same = low >= 1.0 / (1.0 + EQUIVALENCE) && high <= 1.0 + EQUIVALENCE;
+    let same = outlook::is_same((low, high));
     let finding = match bound {
         Bound::Unknown => return Err("both were limited by the client or the machine".into()),
         Bound::Exact if same => Finding::Same,

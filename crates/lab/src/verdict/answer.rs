@@ -41,9 +41,10 @@ fn lead(ranking: &Ranking) -> String {
             lead.iops.why.as_deref().unwrap_or("not measurable here")
         ),
         Finding::Less | Finding::Inconclusive => format!(
-            "No winner: {first} is ahead of {second} ({}), but not with certainty: {}.",
+            "No winner: {first} is ahead of {second} ({}), but not with certainty: {}{}.",
             lead.iops,
-            lead.iops.why.as_deref().unwrap_or("the repeats do not agree")
+            lead.iops.why.as_deref().unwrap_or("the repeats do not agree"),
+            lead.iops.what_would_tell().map(|needed| format!("; {needed}")).unwrap_or_default()
         ),
     }
 }

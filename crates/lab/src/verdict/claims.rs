@@ -149,6 +149,13 @@ fn of_ratio(
     } else if outcome == Outcome::NotReproduced && ratio.finding == Finding::Same {
         evidence.push_str("; a difference that small counts as none");
     }
+    if outcome == Outcome::Inconclusive {
+        let needed = match expect {
+            Expect::Same => ratio.what_would_tell_whether_same(),
+            Expect::More | Expect::Less => ratio.what_would_tell(),
+        };
+        needed.into_iter().for_each(|needed| evidence.push_str(&format!("; {needed}")));
+    }
     (outcome, evidence)
 }
 

@@ -37,8 +37,9 @@ impl Control {
                 )
             }
             Finding::Turns | Finding::Inconclusive => format!(
-                "The control {placement} shows neither that it is equal to {against} nor that it is not ({iops}): {}.",
-                iops.why.as_deref().unwrap_or("it was not measured")
+                "The control {placement} shows neither that it is equal to {against} nor that it is not ({iops}): {}{}.",
+                iops.why.as_deref().unwrap_or("it was not measured"),
+                iops.what_would_tell().map(|needed| format!("; {needed}")).unwrap_or_default()
             ),
         }
     }

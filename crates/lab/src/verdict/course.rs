@@ -8,7 +8,7 @@ use super::Outcome;
 use super::claims::{figure, metric};
 use super::plateau::Plateau;
 use crate::results::Results;
-use crate::stats::{self, Estimate, Finding, Ratio, Setting, Stretch, paired};
+use crate::stats::{self, Finding, Ratio, Setting, Stretch, paired};
 use crate::suite::{Along, Axis, Direction, Trend};
 use crate::words;
 
@@ -249,13 +249,9 @@ fn unsure(step: &Step, along: &str) -> String {
 /// The whole interval lies outside of the band that counts as the same, at both factors if there
 /// are two.
 pub(super) fn is_beyond(ratio: &Ratio) -> bool {
-    let outside = |of: Estimate| {
-        let edge = 1.0 + stats::EQUIVALENCE;
-        of.interval.is_some_and(|(low, high)| low > edge || high < 1.0 / edge)
-    };
     matches!(ratio.finding, Finding::More | Finding::Less)
-        && ratio.ratio.is_some_and(outside)
-        && ratio.at_second_factor.is_none_or(outside)
+        && ratio.ratio.is_some_and(|ratio| ratio.is_apart())
+        && ratio.at_second_factor.is_none_or(|ratio| ratio.is_apart())
 }
 
 fn of_trend(trend: Trend, change: &Ratio) -> (Outcome, String) {
