@@ -30,7 +30,7 @@ long: deps ## tests that wait for half a minute and more, that measure, or that 
 	$(CARGO) test --release --locked -p tidepool-backend --test backend rbd:: -- --ignored --skip child_that
 	$(CARGO) test --release --locked -p tidepool --test program -- --ignored
 	$(CARGO) test --release --locked -p tidepool-testkit --test guest -- --ignored
-	$(CARGO) test --release --locked -p tidepool-lab --test device -- --ignored --nocapture
+	$(CARGO) test --release --locked -p tidepool-cluster --test device -- --ignored --nocapture
 	$(CARGO) test --release --locked -p tidepool-tests --test snapshot --test clones --test faulty_disk --test readme --test lab_runs --test pair --test ceph_failing --test devices --test restarts --test systemd -- --ignored --nocapture
 
 bench: deps ## raw device, empty NBD server, Tidepool with one copy and with two, librbd; ARGS=--quick for a look

@@ -45,7 +45,7 @@ NOT_RUN = re.compile(r"^(?:not run|not tested|skipped)[:,].*", re.M)
 # Most that is said again of a test that failed.
 FAILURE_CHARACTERS = 6000
 # The packages whose tests start daemons, clusters and guests.
-REAL_PARTS = ["tidepool", "tidepool-backend", "tidepool-lab", "tidepool-testkit", "tidepool-tests"]
+REAL_PARTS = ["tidepool", "tidepool-backend", "tidepool-cluster", "tidepool-lab", "tidepool-testkit", "tidepool-tests"]
 # What is compiled differently: the core with its deliberate bugs.
 MUTATIONS = ["--package", "tidepool-sim", "--features", "mutations", "--test", "mutations"]
 # Programs that the tests run, by cargo's name, and the variable that tells the tests where they

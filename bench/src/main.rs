@@ -14,8 +14,8 @@ use clap::Parser;
 use report::{Point, Results};
 use rows::{ROWS, Row};
 use targets::{Target, Targets};
-use tidepool_lab::ClusterError;
-use tidepool_lab::{fio, machine};
+use tidepool_cluster::ClusterError;
+use tidepool_cluster::{fio, machine};
 
 /// Measures Tidepool beside the raw device, an empty NBD server and the uncached image.
 #[derive(Debug, Parser)]
@@ -46,7 +46,7 @@ struct Options {
     #[arg(long, conflicts_with = "no_neighbours")]
     only_neighbours: bool,
     /// Where the files of the measurement go; the cache, the raw file and the OSD share its disk.
-    #[arg(long, default_value_os_t = tidepool_lab::scratch::parent())]
+    #[arg(long, default_value_os_t = tidepool_cluster::scratch::parent())]
     dir: PathBuf,
     /// Where the OSD's files go instead, a directory in memory for instance: with all on one disk
     /// its writes take from the cache's.

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
-use tidepool_lab::fio::Figures;
-use tidepool_lab::machine::Machine;
+use tidepool_cluster::fio::Figures;
+use tidepool_cluster::machine::Machine;
 
 use crate::Sizes;
 use crate::neighbours::{BOUND, Neighbour, Neighbours};

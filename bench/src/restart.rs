@@ -4,12 +4,12 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use tidepool_lab::Scratch;
+use tidepool_cluster::Scratch;
 use tidepool_testkit::admin::number;
 use tidepool_testkit::{Admin, Daemon};
 
 use crate::Failure;
-use tidepool_lab::fio::{self, Endpoint};
+use tidepool_cluster::fio::{self, Endpoint};
 
 /// Name of the volume and of its image.
 pub const VOLUME: &str = "restarted";

@@ -1,6 +1,6 @@
 //! What is measured.
 
-use tidepool_lab::fio::{Job, Pattern, Sync};
+use tidepool_cluster::fio::{Job, Pattern, Sync};
 
 /// A workload, named as in the table of results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tidepool_lab::{Cluster, ClusterOptions, Scratch, Store};
+use tidepool_cluster::{Cluster, ClusterOptions, Scratch, Store};
 use tidepool_testkit::admin::{in_sync, number};
 use tidepool_testkit::nbd::Client;
 use tidepool_testkit::{Admin, Daemon, Error, Server};
 
 use crate::{Failure, Sizes};
-use tidepool_lab::fio::{self, Endpoint};
+use tidepool_cluster::fio::{self, Endpoint};
 
 /// Most passes over the part of the image that is to be warm.
 const WARM_PASSES_MAX: u32 = 5;

@@ -7,10 +7,10 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 use tidepool_backend::BackendUri;
+use tidepool_cluster::Scratch;
 use tidepool_daemon::service::{
     Allowed, Hosts, Identity, Images, Role, as_reached_here, check_place, fingerprint,
 };
-use tidepool_lab::Scratch;
 
 /// More lines of an input are not looked at.
 const LINES_MAX: usize = 16;

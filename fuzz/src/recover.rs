@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use tidepool_backend::{
     BackendError, BackendUri, OpenOptions, OwnerState, Recovered, Release, check, open,
 };
+use tidepool_cluster::Scratch;
 use tidepool_engine::redo::FrameName;
-use tidepool_lab::Scratch;
 
 /// Beside looking, the recovery is done.
 const RECOVER: u8 = 1;

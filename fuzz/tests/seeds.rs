@@ -5,9 +5,9 @@
 use std::fs;
 use std::path::Path;
 use tidepool_backend::{BackendUri, OpenOptions, open};
+use tidepool_cluster::Scratch;
 use tidepool_engine::api::{BLOCK_BYTES, Begin, Have, Room};
 use tidepool_engine::format::{FORMAT_VERSION, RECORD_MAGIC, RecordHeader, RecordKind, seal};
-use tidepool_lab::Scratch;
 use tidepool_nbd::{Errno, reply};
 use tidepool_replica::LEASE_V1_NS;
 use tidepool_replica::wire::{Call, Greeting, Holds, Message, Offer, Record};

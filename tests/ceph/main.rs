@@ -6,7 +6,7 @@ mod trouble;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use tidepool_lab::cluster::checksum;
+use tidepool_cluster::ceph::checksum;
 use tidepool_testkit::rng::{self, Rng};
 use tidepool_testkit::stamps::WorkloadOptions;
 use tidepool_testkit::{Cluster, ClusterOptions, Process, one_at_a_time};

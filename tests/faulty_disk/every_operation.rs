@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::panic::catch_unwind;
 use std::time::Duration;
 
-use tidepool_lab::device::faults::{Act, Remains, Times};
-use tidepool_lab::device::model::Kind;
+use tidepool_cluster::device::faults::{Act, Remains, Times};
+use tidepool_cluster::device::model::Kind;
 use tidepool_testkit::nbd::{self, Client, Command};
 use tidepool_testkit::rng;
 use tidepool_testkit::stamps::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS, describe};

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use rustix::process::Signal;
-use tidepool_lab::device::Emulated;
-use tidepool_lab::device::faults::{Act, Operation, Remains};
+use tidepool_cluster::device::Emulated;
+use tidepool_cluster::device::faults::{Act, Operation, Remains};
 use tidepool_testkit::nbd::Client;
 use tidepool_testkit::rng::{self, Rng};
 use tidepool_testkit::stamps::{Mix, Progress, Workload, WorkloadOptions};

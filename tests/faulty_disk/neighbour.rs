@@ -3,9 +3,9 @@
 use std::fs::File;
 use std::time::Duration;
 
-use tidepool_lab::device::faults::{Act, Remains};
-use tidepool_lab::device::model::Kind;
-use tidepool_lab::device::{Emulated, preset};
+use tidepool_cluster::device::faults::{Act, Remains};
+use tidepool_cluster::device::model::Kind;
+use tidepool_cluster::device::{Emulated, preset};
 use tidepool_testkit::nbd::{self, Client, Command, FLUSH, READ, WRITE};
 use tidepool_testkit::{Scratch, one_at_a_time};
 use tidepool_tests::rig::{MIB, Rig, RigOptions};

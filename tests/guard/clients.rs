@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output, Stdio};
 
-use tidepool_lab::cluster::checksum;
+use tidepool_cluster::ceph::checksum;
 use tidepool_testkit::{Cluster, Scratch};
 
 /// Longest run of one client. None may wait for anything: a refusal comes at once.
@@ -203,7 +203,7 @@ pub struct State {
 
 impl State {
     /// The image as it is now.
-    pub fn of(cluster: &Cluster, image: &str) -> Result<State, tidepool_lab::ClusterError> {
+    pub fn of(cluster: &Cluster, image: &str) -> Result<State, tidepool_cluster::ClusterError> {
         let info = cluster.rbd(&["info", "--format", "json", image])?;
         let info: serde_json::Value = serde_json::from_str(&info).expect("JSON");
         let about = ["name", "id", "size", "features", "parent"]

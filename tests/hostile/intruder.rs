@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, IpAddr, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
-use tidepool_lab::network::Namespace;
+use tidepool_cluster::network::Namespace;
 use tidepool_replica::wire::{GREETING_BYTES, Greeting, Message, PREFIX_BYTES, Prefix};
 use tidepool_tests::trio::{PORT, Trio};
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use tidepool_lab::cluster::checksum;
+use tidepool_cluster::ceph::checksum;
 use tidepool_testkit::rng::{self, Rng};
 use tidepool_testkit::{need, one_at_a_time};
 use tidepool_tests::rig::{MIB, Rig, VOLUME};

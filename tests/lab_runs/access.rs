@@ -7,11 +7,11 @@ use std::process::Command;
 use std::sync::atomic::AtomicBool;
 
 use serde_json::Value;
-use tidepool_lab::Scratch;
+use tidepool_cluster::Scratch;
+use tidepool_cluster::device::preset;
+use tidepool_cluster::fio::{self, Endpoint, Job, Pattern, Sync};
 use tidepool_lab::access::Access;
 use tidepool_lab::breakdown::{Part, breakdown};
-use tidepool_lab::device::preset;
-use tidepool_lab::fio::{self, Endpoint, Job, Pattern, Sync};
 use tidepool_lab::placement::{Arrangement, all};
 use tidepool_lab::results::{Results, Run};
 use tidepool_lab::run::run;

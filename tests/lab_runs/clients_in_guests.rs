@@ -6,10 +6,10 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use rustix::process::Signal;
-use tidepool_lab::Scratch;
+use tidepool_cluster::Scratch;
+use tidepool_cluster::fio::{self, Endpoint, Job, Pattern};
 use tidepool_lab::access::Access;
 use tidepool_lab::breakdown::{Part, breakdown};
-use tidepool_lab::fio::{self, Endpoint, Job, Pattern};
 use tidepool_lab::placement::all;
 use tidepool_lab::results::Results;
 use tidepool_lab::run::run;

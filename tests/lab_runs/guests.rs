@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tidepool_lab::Scratch;
-use tidepool_lab::device::{Counts, preset};
+use tidepool_cluster::Scratch;
+use tidepool_cluster::device::{Counts, preset};
 use tidepool_lab::placement::{Arrangement, PlacementError};
 use tidepool_lab::results::Results;
 use tidepool_lab::testbed::{Layout, Ssds, Testbed};
@@ -21,7 +21,7 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 /// A testbed with a disk, an SSD in its server, and one OSD.
 fn testbed(parent: &Path, placement: &str) -> Testbed {
     let arrangement = Arrangement::parse(placement).expect("a placement");
-    arrangement.probe(tidepool_lab::cluster::release()).expect("it is possible here");
+    arrangement.probe(tidepool_cluster::ceph::release()).expect("it is possible here");
     let layout = Layout {
         disk: preset::find("hdd-7200").expect("a preset"),
         disks: 1,

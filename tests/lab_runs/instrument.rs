@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use tidepool_lab::Scratch;
+use tidepool_cluster::Scratch;
 use tidepool_lab::breakdown::{Hops, Part, breakdown};
 use tidepool_lab::results::Run;
 use tidepool_lab::run::{Options, run};

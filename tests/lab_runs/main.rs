@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tidepool_lab::Scratch;
+use tidepool_cluster::Scratch;
 use tidepool_lab::results::{Durability, Results, Run};
 use tidepool_lab::run::{Options, Progress, RunError, run};
 use tidepool_lab::suite::Suite;
@@ -55,7 +55,7 @@ fn options<'a>(directory: &Path, suite: &Path, stop: &'a AtomicBool) -> Options<
         seed: 1,
         command: String::new(),
         program: tidepool_testkit::daemon::tidepool().expect("the program").into(),
-        commit: tidepool_lab::machine::commit_here(),
+        commit: tidepool_cluster::machine::commit_here(),
         parent: directory.into(),
         out: directory.join("results.json"),
         restart: false,

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use tidepool_cluster::{Scratch, ceph};
 use tidepool_lab::results::Results;
-use tidepool_lab::{Scratch, cluster};
 
 use super::{LIMIT, assert_no_traces, end, faults, found, lab_run, lines, start, suite};
 
@@ -16,7 +16,7 @@ const RELEASES: [u32; 2] = [18, 16];
 #[test]
 #[ignore = "it makes root directories of another release of Debian, for many minutes: make long"]
 fn a_suite_runs_on_another_release_and_leaves_nothing_however_it_ends() {
-    let here = cluster::release().expect("Ceph is installed");
+    let here = ceph::release().expect("Ceph is installed");
     let ceph = RELEASES.into_iter().find(|release| *release != here).expect("one of two");
     let scratch = Scratch::new("lab-runs").expect("a directory");
     let workloads = ["a", "b"].map(|name| (name, "rw = \"randwrite\"\nset_bytes = 67108864"));

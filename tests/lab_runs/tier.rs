@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 
-use tidepool_lab::Scratch;
+use tidepool_cluster::Scratch;
 use tidepool_lab::run::run;
 
 use super::{assert_no_traces, faults, found, options, suite};

@@ -3,8 +3,8 @@
 
 use super::*;
 use serde_json::{Value, json};
-use tidepool_lab::device::faults::{Act, Remains};
-use tidepool_lab::device::{Emulated, preset};
+use tidepool_cluster::device::faults::{Act, Remains};
+use tidepool_cluster::device::{Emulated, preset};
 use tidepool_testkit::Admin;
 use tidepool_testkit::admin::in_sync;
 use tidepool_tests::failover::{Ended, ended, fail_over, start_failover};

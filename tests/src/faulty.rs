@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::process::Signal;
+use tidepool_cluster::device::faults::Operation;
+use tidepool_cluster::device::model::Kind;
+use tidepool_cluster::device::{Emulated, Losses, preset};
 use tidepool_engine::format::{
     self, CHECKPOINT_MAGIC, PAGE_MAGIC, RECORD_MAGIC, RecordHeader, RecordKind, SEGMENT_MAGIC,
     SUMMARY_MAGIC, SUPERBLOCK_MAGIC,
 };
-use tidepool_lab::device::faults::Operation;
-use tidepool_lab::device::model::Kind;
-use tidepool_lab::device::{Emulated, Losses, preset};
 use tidepool_testkit::nbd::Client;
 use tidepool_testkit::stamps::{Lost, Workload};
 use tidepool_testkit::{Daemon, Error, Scratch};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tidepool_lab::device::Emulated;
+use tidepool_cluster::device::Emulated;
 use tidepool_testkit::admin::in_sync;
 use tidepool_testkit::stamps::{Lost, Progress, Workload};
 use tidepool_testkit::{Admin, Daemon, Error, Scratch};

@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tidepool_lab::cluster::Servers;
-use tidepool_lab::network::{Namespace, Network, Node};
+use tidepool_cluster::ceph::Servers;
+use tidepool_cluster::network::{Namespace, Network, Node};
 use tidepool_testkit::admin::in_sync;
 use tidepool_testkit::nbd::Client;
 use tidepool_testkit::stamps::{Mix, Workload, WorkloadOptions};

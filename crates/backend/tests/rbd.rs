@@ -14,10 +14,10 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tidepool_backend::{BackendError, OpenOptions, Transfer};
+use tidepool_cluster::ceph::Cluster;
+use tidepool_cluster::process::Process;
 use tidepool_engine::api::IoError;
 use tidepool_engine::mem::AlignedBuf;
-use tidepool_lab::cluster::Cluster;
-use tidepool_lab::process::Process;
 
 const MIB: u64 = 1 << 20;
 

@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_document_that_cannot_be_written_leaves_the_old_one() {
-        let dir = crate::scratch::Scratch::new("document-test").expect("a directory");
+        let dir = tidepool_cluster::scratch::Scratch::new("document-test").expect("a directory");
         let out = dir.path().join("report.html");
         write(&out, "old").expect("written");
         fs::create_dir(dir.path().join("report.html.new")).expect("something in its way");

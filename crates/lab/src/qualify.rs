@@ -12,8 +12,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::device::calibrate::CARRIED_IOPS_MAX;
-use crate::fio::{self, Endpoint, Figures, FioError, Job, Pattern, Sync};
+use tidepool_cluster::device::calibrate::CARRIED_IOPS_MAX;
+use tidepool_cluster::fio::{self, Endpoint, Figures, FioError, Job, Pattern, Sync};
 
 /// Numbers of concurrent writers with which the device is measured.
 const WRITERS: [u32; 4] = [1, 2, 4, 8];

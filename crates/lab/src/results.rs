@@ -12,14 +12,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::access::Access;
-use crate::cluster::release_in;
 use crate::collect::Sample;
 use crate::collect::hops::Stage;
-use crate::device::{Counts, Spec};
-use crate::fio::Figures;
-use crate::machine::Machine;
 use crate::suite::{Cell, ClusterSize, Neighbours, Suite, Workload};
 pub use event::{Acknowledged, EventCluster, EventPoint, EventRun, EventWindow, Recovery, Scrub};
+use tidepool_cluster::ceph::release_in;
+use tidepool_cluster::device::{Counts, Spec};
+use tidepool_cluster::fio::Figures;
+use tidepool_cluster::machine::Machine;
 
 /// Version of the format of the results.
 pub const FORMAT: u32 = 1;

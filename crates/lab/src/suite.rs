@@ -17,7 +17,6 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::access::Access;
-use crate::fio::{Job, Pattern, Sync};
 use crate::placement::Arrangement;
 use crate::results::Durability;
 use crate::words;
@@ -27,6 +26,7 @@ pub use direction::{Along, Axis, Direction, Expect, Measure, Published, Trend};
 pub use event::{Event, Happening};
 pub use setup::Setup;
 pub use size::ClusterSize;
+use tidepool_cluster::fio::{Job, Pattern, Sync};
 
 /// Most clients, and most jobs of one client.
 const CLIENTS_MAX: u32 = 64;

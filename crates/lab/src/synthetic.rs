@@ -6,11 +6,7 @@ use serde_json::json;
 
 use crate::collect::hops::{Hop, Stage};
 use crate::collect::{Carried, Class, Sample, Usage};
-use crate::device::{Counts, preset};
-use crate::fio::Figures;
-use crate::machine::Machine;
 use crate::placement::AGAIN;
-use crate::random::Random;
 use crate::results::{
     Acknowledged, Counted, Drained, Durability, EventCluster, EventPoint, EventRun, EventWindow,
     FORMAT, Frozen, NotRun, Recovery, Results, Run, Scrub, Testbed, WINDOWS, Window,
@@ -18,6 +14,10 @@ use crate::results::{
 use crate::suite::{Cell, Suite};
 use crate::testbed::HOST_SSDS;
 use crate::words;
+use tidepool_cluster::device::{Counts, preset};
+use tidepool_cluster::fio::Figures;
+use tidepool_cluster::machine::Machine;
+use tidepool_cluster::random::Random;
 
 /// Requests per second of a mixed workload, at queue depth 1 and at most, and the durability.
 const SPEEDS: [(&str, f64, f64, Durability); 12] = [
@@ -400,7 +400,7 @@ impl Normal {
 
     /// A number with mean 0 and this standard deviation.
     pub(crate) fn next(&mut self, deviation: f64) -> f64 {
-        let mut uniform = || (self.0.next() >> 11) as f64 / (1u64 << 53) as f64;
+        let mut uniform = || (self.0.word() >> 11) as f64 / (1u64 << 53) as f64;
         let (one, two) = (1.0 - uniform(), uniform());
         deviation * (-2.0 * one.ln()).sqrt() * (2.0 * std::f64::consts::PI * two).cos()
     }

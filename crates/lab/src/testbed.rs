@@ -14,19 +14,19 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use crate::access::{Access, Guests, InPlace};
-use crate::cluster::{Cluster, ClusterOptions, Servers};
 use crate::collect::hops::Counters;
-use crate::device::{Counts, Emulated};
-use crate::fio::Endpoint;
-use crate::network::{HostNode, Namespace, Network, Transit};
 use crate::placement::{
     Applied, Arrangement, Base, Ground, Host, Layer, Placement, PlacementError, SsdShare,
 };
 use crate::results::Drained;
-use crate::scratch::Scratch;
 use devices::{Device, devices, disk, server_ssd, slots};
 pub use layout::{HOSTS_MAX, Layout, Ssds};
 pub use slow::{Added, Slow};
+use tidepool_cluster::ceph::{Cluster, ClusterOptions, Servers};
+use tidepool_cluster::device::{Counts, Emulated};
+use tidepool_cluster::fio::Endpoint;
+use tidepool_cluster::network::{HostNode, Namespace, Network, Transit};
+use tidepool_cluster::scratch::Scratch;
 
 /// Names of the SSDs in the hypervisors, after the hypervisors' nodes in the network.
 pub(crate) const HOST_SSDS: [&str; HOSTS_MAX as usize] = ["client-ssd", "peer-ssd"];

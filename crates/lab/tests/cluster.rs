@@ -2,15 +2,15 @@
 
 use std::path::Path;
 
-use tidepool_lab::Scratch;
+use tidepool_cluster::Scratch;
+use tidepool_cluster::device::preset;
 use tidepool_lab::collect::hops::{Counters, Hop};
-use tidepool_lab::device::preset;
 use tidepool_lab::placement::Arrangement;
 use tidepool_lab::testbed::{Layout, Ssds, Testbed};
 
 #[test]
 fn osds_run_on_emulated_devices_with_their_databases_on_an_ssd() {
-    if let Err(missing) = tidepool_lab::Cluster::available() {
+    if let Err(missing) = tidepool_cluster::Cluster::available() {
         panic!("{missing}");
     }
     let outer = Scratch::new("layout").expect("a directory");

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tidepool_lab::cluster::Servers;
+use tidepool_cluster::ceph::Servers;
+use tidepool_cluster::device::Counts;
+use tidepool_cluster::network::Network;
+use tidepool_cluster::{Cluster, ClusterOptions, Scratch};
 use tidepool_lab::collect::{Carried, Collector, CountsOf, Sample, Sources};
-use tidepool_lab::device::Counts;
-use tidepool_lab::network::Network;
-use tidepool_lab::{Cluster, ClusterOptions, Scratch};
 
 /// How much the client writes, in bytes.
 const WRITTEN: u64 = 32 << 20;

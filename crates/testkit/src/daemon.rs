@@ -11,8 +11,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use tidepool_lab::Process;
-use tidepool_lab::network::Namespace;
+use tidepool_cluster::Process;
+use tidepool_cluster::network::Namespace;
 
 use crate::error::{Error, io};
 

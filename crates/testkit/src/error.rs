@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tidepool_lab::nbd::NbdError;
+use tidepool_cluster::nbd::NbdError;
 
 use crate::stamps::Violation;
 
@@ -73,7 +73,7 @@ pub enum Error {
     },
     /// The kernel or root of a guest could not be found or made.
     #[error(transparent)]
-    Vm(#[from] tidepool_lab::vm::VmError),
+    Vm(#[from] tidepool_cluster::vm::VmError),
     /// A command in a guest failed, or the guest did not answer, migrate or end in time.
     #[error("guest: {what}; its console is in {console}")]
     Guest {

@@ -25,7 +25,7 @@ pub use admin::Admin;
 pub use daemon::Daemon;
 pub use error::Error;
 pub use server::Server;
-pub use tidepool_lab::{Cluster, ClusterOptions, Process, Scratch};
+pub use tidepool_cluster::{Cluster, ClusterOptions, Process, Scratch};
 
 /// A lock for tests that start real programs (daemons, clusters, guests). While they hold it, such
 /// tests of one program run one after the other, whatever the number of test threads, and do not

@@ -10,11 +10,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidepool_lab::nbd;
+use tidepool_cluster::nbd;
 
 use crate::error::{Error, io};
 
-pub use tidepool_lab::nbd::{Command, Export, FLUSH, READ, WRITE};
+pub use tidepool_cluster::nbd::{Command, Export, FLUSH, READ, WRITE};
 
 /// The command that disconnects.
 pub const DISCONNECT: u16 = 2;

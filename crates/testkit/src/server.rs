@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tidepool_lab::Process;
+use tidepool_cluster::Process;
 
 use crate::error::{Error, io};
 

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
-use tidepool_lab::{Cluster, ClusterOptions};
+use tidepool_cluster::{Cluster, ClusterOptions};
 use tidepool_testkit::stamps::WorkloadOptions;
 use tidepool_testkit::{Error, rng};
 use tidepool_tests::crash::{Aim, Crasher, Tally};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use rustix::process::Signal;
-use tidepool_lab::{Cluster, ClusterOptions};
+use tidepool_cluster::{Cluster, ClusterOptions};
 use tidepool_testkit::Error;
 use tidepool_testkit::nbd::Client;
 use tidepool_testkit::rng::{self, Rng};

@@ -17,9 +17,9 @@ use crate::record::OwnerState;
 use crate::snapshot::SnapshotChange;
 use std::sync::mpsc;
 use std::time::Duration;
+use tidepool_cluster::ceph::Cluster as Lab;
 use tidepool_engine::api::IoError;
 use tidepool_engine::mem::AlignedBuf;
-use tidepool_lab::cluster::Cluster as Lab;
 
 fn place(lab: &Lab, image: &str) -> Place {
     lab.rbd_create(image, 8 << 20).expect("an image");

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use tidepool_lab::cluster::{Cluster, ClusterOptions};
+use tidepool_cluster::ceph::{Cluster, ClusterOptions};
 
 const MIB: u64 = 1 << 20;
 /// Longest wait for the cluster to forget a client that has ended.

@@ -7,9 +7,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::{Access, AccessError, Image, Site, failed};
-use crate::fio::Endpoint;
-use crate::process::{self, Process};
-use crate::qemu::{PACKAGE, PROGRAM, quoted};
+use tidepool_cluster::fio::Endpoint;
+use tidepool_cluster::process::{self, Process};
+use tidepool_cluster::qemu::{PACKAGE, PROGRAM, quoted};
 
 /// Longest wait for a server to offer its image, and for its end.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::{Access, AccessError, Image, Site, failed, librbd};
-use crate::process::{self, Process};
+use tidepool_cluster::process::{self, Process};
 
 const PROGRAM: &str = "tgtd";
 /// Paths of tgt's backing store for RBD images, as packages install it.

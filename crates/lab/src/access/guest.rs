@@ -15,9 +15,9 @@ use super::krbd::{self, Monitors};
 use super::librbd::{self, Counted};
 use super::{Access, AccessError, Image, InPlace, Site, exporter, failed};
 use crate::collect::machine;
-use crate::fio::{Endpoint, PageCache};
-use crate::qemu::quoted;
-use crate::vm::{self, Vm};
+use tidepool_cluster::fio::{Endpoint, PageCache};
+use tidepool_cluster::qemu::quoted;
+use tidepool_cluster::vm::{self, Vm};
 
 /// Prefix of the names of files of librbd in the guests' QEMU.
 const NAME: &str = "guest";
@@ -341,7 +341,7 @@ impl Drop for Guests {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scratch::Scratch;
+    use tidepool_cluster::scratch::Scratch;
 
     fn guests(directory: &Scratch, access: Access) -> Guests {
         let conf = directory.join("client.conf");

@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 use super::exporter::{self, Exporter};
 use super::gateway::{self, Gateway, Store, UNIT};
 use super::{Access, AccessError, Image, InPlace, Site};
-use crate::fio::Endpoint;
-use crate::qemu::quoted;
+use tidepool_cluster::fio::Endpoint;
+use tidepool_cluster::qemu::quoted;
 
 /// A gateway and its initiators.
 #[derive(Debug)]

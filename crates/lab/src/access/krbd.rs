@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use super::{Access, AccessError, failed};
-use crate::vm::{self, Kernel, Vm, VmError};
+use tidepool_cluster::vm::{self, Kernel, Vm, VmError};
 
 /// Kernel modules of a guest that maps an image. One of them requests CRC-32C by name when it is
 /// loaded, so `crc32c_generic` is among them.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 use super::{AccessError, failed};
-use crate::cluster::socket::ask;
+use tidepool_cluster::ceph::socket::ask;
 
 /// librbd's counters with a time: the name of the number here, the name of the time here, and
 /// librbd's name of both.

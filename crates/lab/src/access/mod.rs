@@ -22,9 +22,9 @@ use serde_json::{Map, Value};
 
 pub(crate) use guest::Guests;
 
-use crate::fio::Endpoint;
-use crate::network::HostNode;
-use crate::vm::VmError;
+use tidepool_cluster::fio::Endpoint;
+use tidepool_cluster::network::HostNode;
+use tidepool_cluster::vm::VmError;
 
 /// An access path.
 #[derive(

@@ -10,8 +10,8 @@ use serde_json::{Map, Value, json};
 use super::exporter::{self, Exporter};
 use super::librbd::{self, Counted};
 use super::{Access, AccessError, Image, InPlace, Site};
-use crate::fio::Endpoint;
-use crate::qemu::quoted;
+use tidepool_cluster::fio::Endpoint;
+use tidepool_cluster::qemu::quoted;
 
 /// Prefix of the names of the servers' ceph.conf and admin sockets.
 const NAME: &str = "export";

@@ -7,11 +7,11 @@ use serde_json::Value;
 use super::{Breakdown, Hops, Load, Part, Share};
 use crate::access::Access;
 use crate::collect::hops::{Hop, Stage};
-use crate::device::Counts;
-use crate::fio::Figures;
 use crate::results::{Durability, Run};
 use crate::testbed::HOST_SSDS;
 use crate::words;
+use tidepool_cluster::device::Counts;
+use tidepool_cluster::fio::Figures;
 
 /// Up to this factor between them, the requests that librbd counted are taken for those that the
 /// clients sent: the two windows differ by a moment.

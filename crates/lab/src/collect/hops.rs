@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::cluster::socket::ask;
+use tidepool_cluster::ceph::socket::ask;
 
 /// The counters that are read: section and name in `perf dump`, and the hop that they measure.
 const STAGES: [(&str, &str, Hop); 16] = [

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::{Class, Sample};
-use crate::machine::Machine;
+use tidepool_cluster::machine::Machine;
 
 /// Means of all resources.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -20,13 +20,13 @@ use std::time::{Duration, Instant};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::device::Counts;
-use crate::guest;
-use crate::network::Network;
-use crate::vm;
 pub use means::{Flow, Means, Parts};
 pub(crate) use proc::machine;
 use proc::{MachineTime, Stat, Traffic};
+use tidepool_cluster::device::Counts;
+use tidepool_cluster::guest;
+use tidepool_cluster::network::Network;
+use tidepool_cluster::vm;
 
 /// Time between two samples.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -96,7 +96,7 @@ impl Class {
     fn of(stat: &Stat) -> Class {
         match stat.name.as_str() {
             _ if stat.pid == std::process::id() => Class::Lab,
-            crate::scratch::CARETAKER => Class::Lab,
+            tidepool_cluster::scratch::CARETAKER => Class::Lab,
             "ceph-mon" => Class::Mon,
             "ceph-mgr" => Class::Mgr,
             "ceph-osd" => Class::Osd,
@@ -360,10 +360,10 @@ fn ticks_per_s() -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::Process;
     use std::process::Command;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use tidepool_cluster::process::Process;
 
     /// Clock ticks that the child uses.
     const BURNT_TICKS: u64 = 30;

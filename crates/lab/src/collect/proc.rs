@@ -95,7 +95,7 @@ pub(super) fn traffic(text: &str) -> HashMap<String, Traffic> {
 /// Traffic of a node to and from other nodes: of its cable, including what guests on the node
 /// caused.
 pub(super) fn node_traffic(text: &str) -> Traffic {
-    traffic(text).remove(crate::network::LINK).unwrap_or_default()
+    traffic(text).remove(tidepool_cluster::network::LINK).unwrap_or_default()
 }
 
 /// All processes that descend from `ancestor`, and `ancestor` itself.

@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::ledger::Region;
-use crate::nbd::{self, Command, FLUSH, NbdError, READ, WRITE};
-use crate::random::{Random, mix};
-use crate::stamps::Origin;
+use tidepool_cluster::nbd::{self, Command, FLUSH, NbdError, READ, WRITE};
+use tidepool_cluster::random::{Random, mix};
+use tidepool_cluster::stamps::Origin;
 
 /// Time after which a wait for an answer checks whether to stop.
 const PATIENCE: Duration = Duration::from_millis(100);

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::client::{Asked, Client};
-use crate::cluster::Health;
 use crate::results::{EventWindow, Recovery, Scrub};
+use tidepool_cluster::ceph::Health;
 
 /// The requests of all clients that were due in a window. Its beginning and end are in seconds
 /// since the beginning of the load. The event happened at `event_s`.

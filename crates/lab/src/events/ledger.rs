@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 
-use crate::stamps::{self, Origin, SECTOR_BYTES, Stamp, Version};
+use tidepool_cluster::stamps::{self, Origin, SECTOR_BYTES, Stamp, Version};
 
 /// A block that is written to.
 #[derive(Debug, Clone, Copy, Default)]

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::{Client, Done, Filled, Load, LoadError, Objects, Span, Stop};
-use crate::fio::{self, Endpoint, FioError, Job, Measured, Running};
 use crate::results::WINDOWS;
 use crate::suite::{Suite, Workload};
+use tidepool_cluster::fio::{self, Endpoint, FioError, Job, Measured, Running};
 
 /// Clients of fio.
 #[derive(Debug)]

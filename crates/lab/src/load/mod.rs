@@ -13,10 +13,10 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use crate::fio::{Endpoint, FioError, Measured};
 use crate::results::{Bench, Spread};
 use crate::suite::{Suite, Tool, Workload};
 use crate::testbed::Entrance;
+use tidepool_cluster::fio::{Endpoint, FioError, Measured};
 
 /// Why a load generator gave no figures.
 #[derive(Debug, thiserror::Error)]

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::{LoadError, Stop};
-use crate::fio::{self, Endpoint, FioError, Job, Measured, Pattern, Running};
 use crate::results::Crowd;
 use crate::suite::Neighbours;
+use tidepool_cluster::fio::{self, Endpoint, FioError, Job, Measured, Pattern, Running};
 
 /// The load of a neighbour: single small requests, most of them reads.
 const JOB: Job = Job::new(Pattern::RandMixed(READ_PERCENT), BLOCK_BYTES, 1);
@@ -130,7 +130,7 @@ impl AtWork {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Scratch;
+    use tidepool_cluster::Scratch;
 
     #[test]
     fn a_limit_is_divided_among_reads_and_writes() {
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn neighbours_work_until_they_are_ended_and_no_faster_than_they_may() {
-        if crate::process::find("fio").is_none() {
+        if tidepool_cluster::process::find("fio").is_none() {
             println!("skipped: fio is not installed");
             return;
         }

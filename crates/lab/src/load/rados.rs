@@ -7,12 +7,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::points::{self, Cut};
 use super::{Client, Done, Filled, Kept, Load, LoadError, Objects, Span, Stop, Told};
-use crate::fio::{Measured, Pattern, Side};
-use crate::process::Process;
 use crate::results::WINDOWS;
-use crate::scratch::Scratch;
 use crate::suite::{Suite, Workload};
 use crate::testbed::Entrance;
+use tidepool_cluster::fio::{Measured, Pattern, Side};
+use tidepool_cluster::process::Process;
+use tidepool_cluster::scratch::Scratch;
 
 /// Seconds that an instance runs beyond the window, so that its output covers the window.
 const BEYOND_S: u32 = 1;

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::{Applied, Ground, Layer, Placement, PlacementError};
-use crate::cluster::Cluster;
+use tidepool_cluster::ceph::Cluster;
 
 /// Ceph's option, and the name of its value in an OSD's metadata.
 const OPTION: &str = "bluestore_min_alloc_size";

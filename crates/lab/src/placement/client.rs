@@ -13,11 +13,11 @@ use serde_json::{Value, json};
 use super::daemon::{self, Daemon, Rescue, Setup};
 use super::{Applied, Ground, Layer, Placement, PlacementError, Ssd, failed};
 use crate::access::Access;
-use crate::cluster::Cluster;
-use crate::fio::Endpoint;
-use crate::network::Namespace;
 use crate::results::{Drained, Durability};
 use crate::testbed::{HOSTS_MAX, NO_CACHE};
+use tidepool_cluster::ceph::Cluster;
+use tidepool_cluster::fio::Endpoint;
+use tidepool_cluster::network::Namespace;
 
 pub(super) static HOST_TIDEPOOL: Host = Host;
 pub(super) static LIBRBD_CACHE: LibrbdCache = LibrbdCache;

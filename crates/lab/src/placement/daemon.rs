@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 
 use super::{Ground, PlacementError, failed};
-use crate::mounts;
-use crate::network::Namespace;
-use crate::process::Process;
 use crate::results::Drained;
+use tidepool_cluster::mounts;
+use tidepool_cluster::network::Namespace;
+use tidepool_cluster::process::Process;
 
 /// The daemon's directory for the ownership records of devices and exports, and for other files
 /// about its host.

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use super::mounted::{self, Mounted};
 use super::under::{self, Daemons};
 use super::{Applied, Ground, Layer, Placement, PlacementError, Ssd, failed};
-use crate::cluster::{Cluster, SSD_OP_SHARDS};
 use crate::results::Drained;
+use tidepool_cluster::ceph::{Cluster, SSD_OP_SHARDS};
 
 pub(super) static OSD_TIDEPOOL: Under = Under { caches: true };
 pub(super) static OSD_PASSTHROUGH: Under = Under { caches: false };

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::client::NAMES;
 use super::{Ground, Host, SsdShare};
-use crate::Scratch;
+use tidepool_cluster::Scratch;
 
 /// `serve` runs until SIGTERM; `status` prints the file that is named after the daemon.
 const PROGRAM: &str = r#"#!/bin/sh

@@ -30,13 +30,13 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::access::{Access, AccessError, Image, Site};
-use crate::cluster::{Cluster, ClusterError, InGuest, Store};
-use crate::fio::Endpoint;
-use crate::guest::GuestError;
-use crate::network::{HostNode, Namespace, Network};
-use crate::process::need;
 use crate::results::{Drained, Durability};
 pub use arrangement::{AGAIN, Arrangement};
+use tidepool_cluster::ceph::{Cluster, ClusterError, InGuest, Store};
+use tidepool_cluster::fio::Endpoint;
+use tidepool_cluster::guest::GuestError;
+use tidepool_cluster::network::{HostNode, Namespace, Network};
+use tidepool_cluster::process::need;
 
 /// The layer of a placement, in order from the media up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

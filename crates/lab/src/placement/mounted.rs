@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::{PlacementError, failed, need, wait};
-use crate::mounts::unmount_below;
-use crate::process::Process;
+use tidepool_cluster::mounts::unmount_below;
+use tidepool_cluster::process::Process;
 
 /// Checks whether an export can be mounted on this machine.
 ///

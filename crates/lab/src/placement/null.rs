@@ -5,9 +5,9 @@ use serde_json::Value;
 
 use super::{Applied, Ground, Layer, Placement, PlacementError};
 use crate::access::{self, Access, AccessError, InPlace, Site};
-use crate::cluster::Cluster;
-use crate::fio::Endpoint;
 use crate::results::Durability;
+use tidepool_cluster::ceph::Cluster;
+use tidepool_cluster::fio::Endpoint;
 
 pub(super) static ISCSI_NULL: Null = Null {
     name: "iscsi-null",

@@ -14,10 +14,10 @@ use super::mounted;
 use super::shared::Shared;
 use super::{Applied, Ground, Layer, Placement, PlacementError, Ssd, failed, need, run};
 use crate::access::Access;
-use crate::cluster::Cluster;
-use crate::fio::Endpoint;
-use crate::network::HostNode;
 use crate::results::Drained;
+use tidepool_cluster::ceph::Cluster;
+use tidepool_cluster::fio::Endpoint;
+use tidepool_cluster::network::HostNode;
 
 pub(super) static HOST_TIDEPOOL_REPLICATED: HostReplicated = HostReplicated;
 

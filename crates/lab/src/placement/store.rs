@@ -8,8 +8,8 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use super::{Applied, Ground, Layer, Placement, PlacementError, Ssd, failed, need, run};
-use crate::cluster::{Cluster, Store};
-use crate::mounts::unmount_below;
+use tidepool_cluster::ceph::{Cluster, Store};
+use tidepool_cluster::mounts::unmount_below;
 
 /// The first release of Ceph without FileStore.
 const FILESTORE_GONE: u32 = 18;

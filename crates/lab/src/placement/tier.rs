@@ -13,9 +13,9 @@ use serde_json::{Map, Value, json};
 
 use super::daemon::sum;
 use super::{Applied, Ground, Layer, Placement, PlacementError, Slot, Ssd, failed};
-use crate::cluster::{self, Cluster};
-use crate::network::Namespace;
 use crate::results::Drained;
+use tidepool_cluster::ceph::{self, Cluster};
+use tidepool_cluster::network::Namespace;
 
 pub(super) static CACHE_TIER: CacheTier = CacheTier;
 
@@ -174,7 +174,7 @@ impl Reach {
     /// Counters, added up over all of the tier's OSDs.
     fn counted(&self) -> Result<Map<String, Value>, PlacementError> {
         let counted = |socket: &PathBuf| {
-            let said = cluster::socket::ask(socket, "perf dump")
+            let said = ceph::socket::ask(socket, "perf dump")
                 .map_err(failed("an OSD of the cache tier does not answer"))?;
             Ok(counters(&said["osd"]))
         };
@@ -309,7 +309,7 @@ impl Applied for Tier {
         let mut proof: Map<String, Value> =
             told.map(|name| (name.to_string(), tier[*name].clone())).collect();
         proof.insert("osds".into(), json!(self.osds.clone().collect::<Vec<u32>>()));
-        if cluster::release().is_some_and(|ceph| ceph >= DEPRECATED) {
+        if ceph::release().is_some_and(|ceph| ceph >= DEPRECATED) {
             proof.insert("deprecated".into(), json!(true));
         }
         Ok(Value::Object(proof))

@@ -6,12 +6,12 @@ use serde::Serialize;
 use super::inventory::{Inventory, Kind, Store};
 use super::rules::{Advice, MEASURED};
 use super::verdict::{Effect, HostCopies, Key, Placement, Verdict, host_copies, store};
-use crate::device::{Media, Spec, preset};
-use crate::fio::Pattern;
 use crate::results::Results;
 use crate::stats::{Finding, Metric, Ratio, Setting, paired, settings};
 use crate::suite::{Caches, Tool, Workload};
 use crate::words;
+use tidepool_cluster::device::{Media, Spec, preset};
+use tidepool_cluster::fio::Pattern;
 
 /// Shares of reads that differ by at most this number of percentage points count as one mix.
 const MIX_PERCENT: u64 = 10;

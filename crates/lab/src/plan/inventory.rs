@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::node::{self, Node};
 use super::quantity::{Amount, Bytes, Millis, Percent, Positive, Release};
-use crate::device::real::Real;
 use crate::qualify::Grade;
+use tidepool_cluster::device::real::Real;
 
 /// Most hosts in an inventory.
 const HOSTS_MAX: usize = 1_000;
@@ -518,7 +518,7 @@ fn plain(text: &str, what: &str, prefix: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::real;
+    use tidepool_cluster::device::real;
 
     const HOST: &str = "[[host]]\nname = \"a\"\nrole = \"osd\"\n";
 
@@ -620,7 +620,7 @@ mod tests {
 
     #[test]
     fn of_the_machine_its_own_drives_are_known_as_far_as_lsblk_tells() {
-        let listing = include_str!("../device/lsblk.json");
+        let listing = include_str!("../../../cluster/src/device/lsblk.json");
         let inventory = Inventory::of_machine(&real::parse(listing.as_bytes()).expect("a listing"));
         let drives = &inventory.hosts[0].drives;
         let of = |state: fn(&State) -> bool| -> Vec<&str> {

@@ -488,7 +488,7 @@ mod tests {
 
     #[test]
     fn a_machine_of_which_only_lsblk_tells_gets_questions_and_no_commands() {
-        let device = crate::device::real::Real {
+        let device = tidepool_cluster::device::real::Real {
             path: "/dev/nvme0n1".into(),
             bytes: 1 << 40,
             rotational: false,

@@ -4,11 +4,11 @@ use maud::{Markup, html};
 
 use super::Page;
 use super::stack::{Kind, stack};
-use crate::fio::Figures;
 use crate::results::Run;
 use crate::stats::{self, objections};
 use crate::suite::Setup;
 use crate::words;
+use tidepool_cluster::fio::Figures;
 
 /// One row for each set-up.
 pub(super) fn section(page: &Page<'_>) -> Markup {

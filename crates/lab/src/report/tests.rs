@@ -84,7 +84,7 @@ fn no_text_of_a_document_becomes_an_element() {
     run.commands = vec![text()];
     run.lower_bound = Some(text());
     run.counted.cpu_us_per_io.insert(text(), 1.0);
-    run.counted.devices.insert(text(), crate::device::Counts::default());
+    run.counted.devices.insert(text(), tidepool_cluster::device::Counts::default());
     run.samples[0].network.insert(text(), crate::collect::Carried::default());
     results.runs[1].invalid.push(text());
     let page = report(&results);

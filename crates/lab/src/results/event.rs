@@ -5,8 +5,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Durability;
-use crate::cluster::Health;
 use crate::suite::Cell;
+use tidepool_cluster::ceph::Health;
 
 /// An event under load, on a cluster of its own.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

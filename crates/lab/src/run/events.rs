@@ -11,18 +11,18 @@ use super::measure::REST;
 use super::schedule::{Block, Clock, Shape, Step};
 use super::stand::Stand;
 use super::{ATTEMPTS, Progress, RunError, Runner};
-use crate::cluster::Health;
 use crate::collect::{Collector, Sample, Sources};
 use crate::events::client::{self, Client, Load};
 use crate::events::course;
 use crate::events::ledger::{Kept, Region, compare};
-use crate::fio::{Endpoint, Pattern};
 use crate::placement::{Arrangement, PlacementError};
-use crate::random::Random;
 use crate::results::{Acknowledged, EventCluster, EventRun, EventWindow, NotRun, Results};
 use crate::suite::{Cell, Event, Happening, Suite, Workload};
 use crate::testbed::Testbed;
 use crate::words;
+use tidepool_cluster::ceph::Health;
+use tidepool_cluster::fio::{Endpoint, Pattern};
+use tidepool_cluster::random::Random;
 use times::{SLACK_S, Times, points, windows};
 
 /// Seconds to wait for requests that were due at the end.

@@ -201,7 +201,8 @@ pub fn read(bytes: &[u8]) -> Option<(Results, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Scratch, synthetic};
+    use crate::synthetic;
+    use tidepool_cluster::Scratch;
 
     #[test]
     fn a_run_that_begins_anew_takes_nothing_from_one_that_is_under_way() {

@@ -13,17 +13,17 @@ use super::{RunError, Runner};
 use crate::access::Access;
 use crate::collect::hops::{Counters, Stage};
 use crate::collect::{Class, Collector, CountsOf, Sample, Sources};
-use crate::device::Counts;
-use crate::fio::{Endpoint, Measured, Sync};
 use crate::load::neighbours::{self, AtWork};
 use crate::load::{self, Client, Load, LoadError, Reach, Span};
-use crate::network::Transit;
 use crate::placement::Arrangement;
 use crate::results::{Bench, Counted, Crowd, Drained, Run, WINDOWS, Window};
-use crate::scratch::Scratch;
 use crate::suite::{Cell, Tool, Workload};
 use crate::testbed::Testbed;
 use crate::words;
+use tidepool_cluster::device::Counts;
+use tidepool_cluster::fio::{Endpoint, Measured, Sync};
+use tidepool_cluster::network::Transit;
+use tidepool_cluster::scratch::Scratch;
 
 /// Extra time for a load generator, beyond the time it was given.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);

@@ -23,11 +23,7 @@ use std::time::Instant;
 use sha2::{Digest, Sha256};
 
 use crate::access::Access;
-use crate::cluster;
-use crate::device::{Preset, preset};
 use crate::load::LoadError;
-use crate::machine;
-use crate::network::Network;
 use crate::placement::{Arrangement, PlacementError};
 use crate::results::{FORMAT, Frozen, NotRun, Results, Run};
 use crate::suite::{Cell, Suite};
@@ -36,6 +32,10 @@ use journal::Journal;
 pub use planned::{Plan, PlannedTestbed, plan};
 use schedule::{Block, Clock};
 use size::{is_left_out, not_run_clients, not_run_sizes};
+use tidepool_cluster::ceph;
+use tidepool_cluster::device::{Preset, preset};
+use tidepool_cluster::machine;
+use tidepool_cluster::network::Network;
 
 /// Seconds of a drain at the devices' own speed that are measured: in the quick form, and in the
 /// exact form.
@@ -269,7 +269,7 @@ impl Frozen {
 /// placements that are not possible here with release `ceph` (or, if that is `None`, the installed
 /// release).
 fn not_run(suite: &Suite, ceph: Option<u32>) -> Result<Vec<NotRun>, RunError> {
-    let ceph = ceph.or_else(cluster::release);
+    let ceph = ceph.or_else(ceph::release);
     let mut not_run = Vec::new();
     for placement in &suite.without {
         not_run.push(NotRun::all(placement, "the quick form leaves it out"));

@@ -4,13 +4,13 @@ use super::events::{self, Due};
 use super::schedule::{self, Block, Clock};
 use super::size::is_left_out;
 use super::{Options, RunError, header, is_not_run, not_run};
-use crate::fio::Endpoint;
 use crate::load::{self, Reach};
-use crate::release::ROOT_BYTES;
 use crate::results::{NotRun, NotRunClients, NotRunSize};
 use crate::suite::{Cell, Suite, Tool};
 use crate::testbed::Entrance;
 use crate::words;
+use tidepool_cluster::fio::Endpoint;
+use tidepool_cluster::release::ROOT_BYTES;
 
 /// The steps of a suite, without running it.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]

@@ -8,11 +8,11 @@ use super::measure::{PASS_LIMIT, PATIENCE};
 use super::stand::Stand;
 use super::watch::Watch;
 use super::{RunError, Runner};
-use crate::fio::{self, Pass, Running};
 use crate::load::{Filled, Load};
 use crate::placement::Arrangement;
 use crate::suite::{Caches, Cell, Guest, Tool, Workload};
 use crate::testbed::Testbed;
+use tidepool_cluster::fio::{self, Pass, Running};
 
 /// Most passes over a set that should become warm.
 const WARM_PASSES_MAX: u32 = 8;

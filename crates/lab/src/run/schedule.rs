@@ -4,12 +4,12 @@
 use std::collections::BTreeSet;
 
 use crate::placement::{AGAIN, Arrangement, Layer};
-use crate::random::Random;
 use crate::results::Results;
 use crate::stats::looks::Looks;
 use crate::suite::{Cell, Suite};
 use crate::testbed::Ssds;
 use crate::verdict;
+use tidepool_cluster::random::Random;
 
 /// Seconds for a testbed with filled images to come up, until measured times are known.
 const TESTBED_S: f64 = 45.0;

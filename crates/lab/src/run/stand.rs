@@ -11,14 +11,14 @@ use super::schedule::Block;
 use super::watch::Watch;
 use super::{LOOPBACK, RunError, Runner, layout};
 use crate::access::Access;
-use crate::cluster::ClusterError;
-use crate::fio::{self, Endpoint, Pass, Running};
 use crate::load::Objects;
-use crate::network::Network;
 use crate::placement::{Arrangement, Placement};
 use crate::results::Testbed as Described;
 use crate::suite::{Cell, Guest};
 use crate::testbed::Testbed;
+use tidepool_cluster::ceph::ClusterError;
+use tidepool_cluster::fio::{self, Endpoint, Pass, Running};
+use tidepool_cluster::network::Network;
 
 /// Fills of new caches write a multiple of this many bytes to each image.
 const AGED_UNIT_BYTES: u64 = 1 << 20;

@@ -5,9 +5,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Caches, DISKS_PERCENT_MAX, Ground, Guest, OSD_ROOM_BYTES, Suite, Workload};
-use crate::fio::{Pattern, Sync};
 use crate::placement::Arrangement;
 use crate::words;
+use tidepool_cluster::fio::{Pattern, Sync};
 
 /// Largest object, in bytes: an OSD refuses writes of more than 90 MB (`osd_max_write_size`).
 const OBJECT_BYTES_MAX: u64 = 64 << 20;

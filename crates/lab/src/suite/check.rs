@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use super::{CELLS_MAX, CLIENTS_MAX, Caches, Ground, Guest, Suite, Tool, Workload};
 use crate::access::Access;
-use crate::cluster::OSDS_MAX;
-use crate::device::preset;
-use crate::fio::Sync;
 use crate::placement::{Arrangement, Layer};
 use crate::testbed::HOSTS_MAX;
 use crate::words;
+use tidepool_cluster::ceph::OSDS_MAX;
+use tidepool_cluster::device::preset;
+use tidepool_cluster::fio::Sync;
 
 /// Longest measurement, in seconds.
 const SECONDS_MAX: u32 = 7 * 24 * 3600;

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{CELLS_MAX, Caches, Cell, ClusterSize, Suite, Tool, Workload};
 use crate::access::Access;
-use crate::fio::Sync;
 use crate::placement::Arrangement;
 use crate::words;
+use tidepool_cluster::fio::Sync;
 
 /// Most windows before, and most windows after, an event.
 const WINDOWS_MAX: u32 = 1_000;

@@ -6,9 +6,9 @@ use super::layout::{
     DISK_JOURNAL_BYTES, Layout, PARTITION_BYTES_MIN, PARTITION_UNIT_BYTES, disk_parts, too_small,
 };
 use super::{HOST_SSDS, failed};
-use crate::device::{Emulated, Preset, Spec};
 use crate::placement::{Placement, PlacementError, Slot, Ssd};
-use crate::scratch::Scratch;
+use tidepool_cluster::device::{Emulated, Preset, Spec};
+use tidepool_cluster::scratch::Scratch;
 
 /// A device with its name and its unslowed specification.
 #[derive(Debug)]

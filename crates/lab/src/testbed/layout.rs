@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::failed;
-use crate::cluster::Servers;
-use crate::device::Preset;
 use crate::placement::{Arrangement, Layer, Placement, PlacementError, Ssd};
+use tidepool_cluster::ceph::Servers;
+use tidepool_cluster::device::Preset;
 
 /// Bytes of each device that no partition uses: room for small files beside them.
 const UNPARTITIONED_BYTES: u64 = 64 << 20;

@@ -136,7 +136,7 @@ mod tests {
             let part = if run.cell.placement == "host-tidepool" { 0.9 } else { 0.5 };
             run.cell.neighbours = Some(two);
             run.figures.iops *= part;
-            let figures = Some(crate::fio::Figures { iops: 150.0, ..run.figures });
+            let figures = Some(tidepool_cluster::fio::Figures { iops: 150.0, ..run.figures });
             run.neighbours =
                 Some(crate::results::Crowd { of: two, figures, command: "fio".into() });
             results.runs.push(run.clone());

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tidepool_lab::vm::Kernel;
+use tidepool_cluster::vm::Kernel;
 
 use crate::error::{Error, io};
 

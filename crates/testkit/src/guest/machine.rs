@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tidepool_lab::vm::root::{busybox, find, shared_libraries};
+use tidepool_cluster::vm::root::{busybox, find, shared_libraries};
 
 use super::root::{ended, stripped_tidepool};
 use crate::error::{Error, io};

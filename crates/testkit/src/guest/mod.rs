@@ -16,8 +16,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use tidepool_lab::vm::{BUSY, Kernel};
-use tidepool_lab::{Process, Scratch};
+use tidepool_cluster::vm::{BUSY, Kernel};
+use tidepool_cluster::{Process, Scratch};
 
 use crate::error::{Error, io};
 pub use machine::{Own, machine};

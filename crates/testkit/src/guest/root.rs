@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tidepool_lab::vm::Kernel;
-use tidepool_lab::vm::root::{self, Contents, find};
+use tidepool_cluster::vm::Kernel;
+use tidepool_cluster::vm::root::{self, Contents, find};
 
 use crate::error::{Error, io};
 

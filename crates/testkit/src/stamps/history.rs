@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tidepool_lab::stamps::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS, describe};
+use tidepool_cluster::stamps::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS, describe};
 
 use super::model::Clock;
 

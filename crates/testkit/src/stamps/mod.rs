@@ -9,5 +9,5 @@ mod workload;
 pub use history::{History, Lost};
 pub use model::{Model, Snapshot, Violation};
 pub use requests::{Kind, Mix, Request, Requests};
-pub use tidepool_lab::stamps::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS, describe};
+pub use tidepool_cluster::stamps::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS, describe};
 pub use workload::{Gauge, Progress, Summary, Workload, WorkloadOptions};

@@ -8,7 +8,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::history::{History, Lost};
-use tidepool_lab::stamps::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS, describe};
+use tidepool_cluster::stamps::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS, describe};
 
 /// Logical time: one tick per request sent or answered.
 pub type Clock = u64;

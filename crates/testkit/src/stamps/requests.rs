@@ -1,7 +1,7 @@
 //! The sequence of requests that one seed gives.
 
 use crate::rng::Rng;
-use tidepool_lab::stamps::SECTOR_BYTES;
+use tidepool_cluster::stamps::SECTOR_BYTES;
 
 /// Sectors of a 4 KiB block.
 const BLOCK_SECTORS: u64 = 8;

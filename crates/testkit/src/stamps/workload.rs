@@ -12,7 +12,7 @@ use super::model::{Clock, Model, Snapshot};
 use super::requests::{Kind, Mix, Request, Requests};
 use crate::error::Error;
 use crate::nbd::{self, Command, Receiver, Sender};
-use tidepool_lab::stamps::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS};
+use tidepool_cluster::stamps::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS};
 
 /// A run that waits this long without receiving any answer fails.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);

@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tidepool_backend::{BackendUri, OpenOptions, Release};
+use tidepool_cluster::{Cluster, ClusterOptions, Process, Scratch, Store};
 use tidepool_daemon::failure::Failure;
-use tidepool_lab::{Cluster, ClusterOptions, Process, Scratch, Store};
 use tidepool_nbd::NbdUri;
 use tidepool_nbd::client::BlockingClient;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -150,7 +150,7 @@ impl Interrupts {
 /// instant.
 fn remove_leftovers(id: u32) {
     let start = Instant::now();
-    let parent = tidepool_lab::scratch::parent();
+    let parent = tidepool_cluster::scratch::parent();
     loop {
         // Making a directory removes those of processes that have ended.
         let Ok(scratch) = Scratch::new_in(&parent, "end") else { return };
@@ -170,7 +170,7 @@ fn remove_leftovers(id: u32) {
 /// The demo itself.
 fn measure(args: &DemoArgs) -> Result<(), Failure> {
     let cannot = |what: &str| format!("cannot {what} for the demo");
-    let parent = tidepool_lab::scratch::parent();
+    let parent = tidepool_cluster::scratch::parent();
     let scratch = Scratch::new_in(&parent, "demo").map_err(|e| {
         Failure::failed(format!("{} under {}: {e}", cannot("make a directory"), parent.display()))
     })?;

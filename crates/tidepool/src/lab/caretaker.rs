@@ -8,8 +8,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+use tidepool_cluster::scratch;
 use tidepool_daemon::failure::Failure;
-use tidepool_lab::scratch;
 
 /// How often it looks whether the lab is still there. No signal tells it in all cases: the thread
 /// whose end the kernel would tell it of can itself hang in a mount of the lab.

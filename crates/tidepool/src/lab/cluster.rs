@@ -16,11 +16,11 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
+use tidepool_cluster::network::Network;
+use tidepool_cluster::{Scratch, scratch};
 use tidepool_daemon::failure::Failure;
-use tidepool_lab::network::Network;
 use tidepool_lab::placement::{Arrangement, Layer};
 use tidepool_lab::testbed::{Layout, Ssds, Testbed};
-use tidepool_lab::{Scratch, scratch};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -151,7 +151,7 @@ fn layout(args: &ClusterUpArgs) -> Result<(Layout, Arrangement), Failure> {
             front.name()
         )));
     }
-    arrangement.probe(tidepool_lab::cluster::release()).map_err(Failure::failed)?;
+    arrangement.probe(tidepool_cluster::ceph::release()).map_err(Failure::failed)?;
     let ssd = arrangement.ssd.as_ref().unwrap_or(&args.ssd);
     let ssds = Ssds::of([&arrangement], 1);
     let wanted = ssds.in_servers

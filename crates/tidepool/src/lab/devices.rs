@@ -5,12 +5,12 @@ use super::{class, load};
 use crate::cli::lab::DevicesArgs;
 use crate::output;
 use serde::Serialize;
+use tidepool_cluster::device::calibrate::{Row, TOLERANCE, calibrate};
+use tidepool_cluster::device::real::Real;
+use tidepool_cluster::device::{Preset, Spec, preset, real};
+use tidepool_cluster::{Scratch, scratch};
 use tidepool_daemon::failure::Failure;
 use tidepool_daemon::units::Size;
-use tidepool_lab::device::calibrate::{Row, TOLERANCE, calibrate};
-use tidepool_lab::device::real::Real;
-use tidepool_lab::device::{Preset, Spec, preset, real};
-use tidepool_lab::{Scratch, scratch};
 
 /// Seconds for which each figure is measured.
 const SECONDS: u32 = 5;

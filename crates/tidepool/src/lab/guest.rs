@@ -1,8 +1,8 @@
 //! `tidepool lab guest`: for the lab itself, not for people.
 
 use crate::cli::lab::GuestCommand;
+use tidepool_cluster::guest::{self, Boot, Exec};
 use tidepool_daemon::failure::Failure;
-use tidepool_lab::guest::{self, Boot, Exec};
 
 /// Runs the command. A command in a guest ends this process with its own exit status.
 pub fn run(command: &GuestCommand) -> Result<(), Failure> {

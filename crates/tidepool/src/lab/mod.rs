@@ -14,10 +14,10 @@ mod run;
 
 use crate::cli::lab::LabCommand;
 use std::path::Path;
+use tidepool_cluster::device::{Preset, preset};
+use tidepool_cluster::fio::{Job, Pattern, Sync};
 use tidepool_daemon::failure::{Failure, reason};
-use tidepool_lab::device::{Preset, preset};
 use tidepool_lab::document::{self, DocumentError};
-use tidepool_lab::fio::{Job, Pattern, Sync};
 use tidepool_lab::results::Results;
 
 /// Runs the command.

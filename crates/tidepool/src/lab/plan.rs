@@ -3,9 +3,9 @@
 use crate::cli::lab::PlanArgs;
 use crate::output;
 use std::path::{Path, PathBuf};
+use tidepool_cluster::device::real;
 use tidepool_daemon::config;
 use tidepool_daemon::failure::Failure;
-use tidepool_lab::device::real;
 use tidepool_lab::plan::{
     Advice, Bill, Effect, Evidence, HostPlan, Inventory, Kind, Measured, Placed, Placement, Plan,
     Role, Verdict, binary, decimal, lasting, plan,

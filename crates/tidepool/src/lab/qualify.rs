@@ -7,10 +7,10 @@ use crate::output;
 use serde::Serialize;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use tidepool_cluster::device::{Emulated, real};
+use tidepool_cluster::{Scratch, scratch};
 use tidepool_daemon::failure::{Failure, reason};
-use tidepool_lab::device::{Emulated, real};
 use tidepool_lab::qualify::{Grade, Options, Qualification, Run, Switch, qualify};
-use tidepool_lab::{Scratch, scratch};
 
 /// What stands before the name of a class in the place of a device.
 const EMULATED: &str = "emulated:";
@@ -75,7 +75,7 @@ fn target(args: &QualifyArgs) -> Result<Target, Failure> {
         let _caretaker = Some(Caretaker::start(path)?);
         let scratch = Scratch::new_in(path, "qualify").map_err(what)?;
         let file = scratch.join("written");
-        tidepool_lab::fio::fill_file(&file, args.size.0).map_err(Failure::failed)?;
+        tidepool_cluster::fio::fill_file(&file, args.size.0).map_err(Failure::failed)?;
         return Ok(Target {
             path: file,
             slowed_by: 1,

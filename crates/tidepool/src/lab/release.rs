@@ -6,18 +6,18 @@ use crate::cli::lab::{LabRunArgs, RootArgs};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tidepool_cluster::release::{ROOT_BYTES, Release, ReleaseError, hides};
+use tidepool_cluster::{Process, Scratch, ceph, scratch};
 use tidepool_daemon::failure::Failure;
 use tidepool_daemon::units::Size;
-use tidepool_lab::release::{ROOT_BYTES, Release, ReleaseError, hides};
 use tidepool_lab::suite::Suite;
-use tidepool_lab::{Process, Scratch, cluster, scratch};
 
 /// How often it is looked whether the lab in the root has ended, or is to.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The release that was asked for, if it is not the one that is installed.
 pub fn elsewhere(ceph: u32) -> Result<Option<Release>, Failure> {
-    if cluster::release() == Some(ceph) {
+    if ceph::release() == Some(ceph) {
         return Ok(None);
     }
     Release::find(ceph).map(Some).map_err(failure)

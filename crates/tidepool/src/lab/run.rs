@@ -10,13 +10,13 @@ use serde::Serialize;
 use std::cell::RefCell;
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tidepool_cluster::scratch;
 use tidepool_daemon::failure::Failure;
 use tidepool_daemon::units::Size;
 use tidepool_lab::access::Access;
 use tidepool_lab::placement;
 use tidepool_lab::results::{NotRunClients, NotRunSize, Results};
 use tidepool_lab::run::{self, Options, Plan, Progress, RunError};
-use tidepool_lab::scratch;
 use tidepool_lab::suite::{Suite, SuiteError};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -32,7 +32,7 @@ struct Place {
 
 /// Lists the placements, and the access paths.
 pub fn placements(args: &OutputArgs) -> Result<(), Failure> {
-    let ceph = tidepool_lab::cluster::release();
+    let ceph = tidepool_cluster::ceph::release();
     let place = |placement: &&dyn placement::Placement| Place {
         name: placement.name(),
         what: placement.what().into(),
@@ -108,7 +108,7 @@ pub fn run(args: &LabRunArgs) -> Result<(), Failure> {
         return output::print(args.output.format, &plan, |plan| plan_text(plan, &options));
     }
     scratch::sweep_leftovers().map_err(Failure::failed)?;
-    tidepool_lab::Cluster::available().map_err(Failure::failed)?;
+    tidepool_cluster::Cluster::available().map_err(Failure::failed)?;
     let _caretaker = Caretaker::start(&options.parent)?;
     let path = options.out.display().to_string();
     let results = until_signal(&stop, "ending; what was measured is kept", || {

@@ -85,7 +85,7 @@ const SET_BYTES: u64 = 64 << 10;
 /// What a client of the server gets in two seconds. The server changes its behaviour to `mood`
 /// after the first second.
 fn seen(mood: Mood, read_percent: u8) -> (Vec<Client>, Vec<u8>) {
-    let scratch = crate::Scratch::new("event-client").expect("a directory");
+    let scratch = tidepool_cluster::Scratch::new("event-client").expect("a directory");
     let socket = scratch.join("nbd");
     let server = Server {
         image: Arc::new(Mutex::new(vec![0xee; SET_BYTES as usize])),

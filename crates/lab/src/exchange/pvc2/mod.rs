@@ -10,8 +10,8 @@ mod export;
 mod import;
 
 use crate::collect::{Flow, Means};
-use crate::fio::Sync;
 use crate::suite::{Caches, Guest, Workload};
+use tidepool_cluster::fio::Sync;
 
 pub use export::{ExportError, Exported, Wanted, export};
 pub use import::{Benchmark, Beside, ImportError, Imported, JobRow, beside, parse};

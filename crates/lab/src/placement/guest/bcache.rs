@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 
 use super::{BLOCK_BYTES, Below, COMMAND_LIMIT, numbers, traffic};
-use crate::guest::{Guest, GuestError};
+use tidepool_cluster::guest::{Guest, GuestError};
 
 /// bcache with its defaults: sequential requests bypass the cache, and all requests do when bcache
 /// finds its SSD slow.

@@ -17,9 +17,9 @@ use serde_json::{Map, Value, json};
 
 use super::daemon::sum;
 use super::{Applied, Ground, Layer, Placement, PlacementError, Ssd, failed, need};
-use crate::cluster::{Cluster, InGuest};
-use crate::guest::{self, Disk, Guest, GuestError, Setup};
 use crate::results::Drained;
+use tidepool_cluster::ceph::{Cluster, InGuest};
+use tidepool_cluster::guest::{self, Disk, Guest, GuestError, Setup};
 
 pub(super) use tidepool::OSD_GUEST_TIDEPOOL;
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::{Map, Value};
 
 use super::{Below, numbers, traffic};
-use crate::guest::{Guest, GuestError};
+use tidepool_cluster::guest::{Guest, GuestError};
 
 /// OSDs on disks.
 pub(super) static ON_DISKS: Nothing = Nothing { on_ssds: false };

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use super::super::under::{self, Daemons};
 use super::nothing::ON_DISKS;
 use super::{Applied, Ground, Inside, Layer, Placement, PlacementError, Ssd};
-use crate::cluster::Cluster;
-use crate::guest::{self, Disk, Source};
 use crate::results::Drained;
+use tidepool_cluster::ceph::Cluster;
+use tidepool_cluster::guest::{self, Disk, Source};
 
 pub(in crate::placement) static OSD_GUEST_TIDEPOOL: Tidepool = Tidepool;
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde_json::{Map, Value, json};
 
 use super::{BLOCK_BYTES, Below, COMMAND_LIMIT, numbers, traffic};
-use crate::guest::{Guest, GuestError};
+use tidepool_cluster::guest::{Guest, GuestError};
 
 /// The name of the mapped device, and its path.
 const NAME: &str = "osd";

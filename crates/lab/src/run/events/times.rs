@@ -1,10 +1,10 @@
 //! Times of an event, and the windows and seconds before and after it.
 
-use crate::cluster::Health;
 use crate::events::client::Client;
 use crate::events::course;
 use crate::results::{EventPoint, EventWindow};
 use crate::suite::{Event, Suite};
+use tidepool_cluster::ceph::Health;
 
 /// An event that begins more than this many seconds after it was due does not count.
 const LATE_S_MAX: f64 = 1.0;

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::cluster;
+use crate::ceph;
 use crate::mounts;
 use crate::process::{self, Process};
 
@@ -316,7 +316,7 @@ impl Root {
     /// Proves that programs in the root are of that release, and that the lab itself runs there.
     fn check(&self, release: &Release) -> Result<(), ReleaseError> {
         let told = self.told("ceph-osd")?;
-        if cluster::release_in(&told) != Some(release.ceph) {
+        if ceph::release_in(&told) != Some(release.ceph) {
             return Err(
                 failed(format!("have Ceph {} of Debian {}", release.ceph, release.debian))(
                     format!("it says: {told}"),

@@ -56,7 +56,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(20);
 /// Names of the guest's processes: its kernel's, that of the server of its disks, and that of
 /// commands that run in it.
-pub(crate) const PROCESS_NAMES: [&str; 3] = [kernel::PROGRAM, SERVER_NAME, "lab-guest-exec"];
+pub const PROCESS_NAMES: [&str; 3] = [kernel::PROGRAM, SERVER_NAME, "lab-guest-exec"];
 /// The second of [`PROCESS_NAMES`]. The kernel keeps fifteen bytes of a name.
 const SERVER_NAME: &str = "lab-guest-disks";
 /// The third of [`PROCESS_NAMES`].

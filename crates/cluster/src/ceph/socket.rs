@@ -15,7 +15,10 @@ const ANSWER_BYTES_MAX: u32 = 16 << 20;
 /// Sends a command to a daemon of Ceph through the daemon's admin socket; returns the answer. The
 /// request is the command in JSON and a zero byte. The answer follows its length in four bytes, the
 /// most significant first (Ceph's `admin_socket.cc`).
-pub(crate) fn ask(socket: &Path, command: &str) -> io::Result<Value> {
+///
+/// # Errors
+/// The daemon does not answer, or the answer is too long or not JSON.
+pub fn ask(socket: &Path, command: &str) -> io::Result<Value> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(LIMIT))?;
     stream.write_all(serde_json::json!({ "prefix": command }).to_string().as_bytes())?;

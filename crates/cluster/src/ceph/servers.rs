@@ -29,11 +29,10 @@ impl Servers {
 
     /// Makes the servers' network, with a second host for clients if `peer` is true. With a
     /// `delay`, packets take that long from node to node.
-    pub(crate) fn network(
-        &self,
-        peer: bool,
-        delay: Option<Duration>,
-    ) -> Result<Network, ClusterError> {
+    ///
+    /// # Errors
+    /// An OSD is on a server that is not there, or there can be no network.
+    pub fn network(&self, peer: bool, delay: Option<Duration>) -> Result<Network, ClusterError> {
         if let Some(&wrong) = self.of_osds.iter().find(|&&server| server >= self.count) {
             return Err(ClusterError::Network(NetworkError::NoServer(wrong)));
         }

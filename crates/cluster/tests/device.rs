@@ -5,9 +5,9 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::Command;
 
-use tidepool_lab::Scratch;
-use tidepool_lab::device::calibrate::calibrate;
-use tidepool_lab::device::{Emulated, Preset, preset};
+use tidepool_cluster::Scratch;
+use tidepool_cluster::device::calibrate::calibrate;
+use tidepool_cluster::device::{Emulated, Preset, preset};
 
 /// Factor by which a device is slower here than its class, and seconds of a figure. The factor is
 /// large enough for two cores that also do something else. A disk, which is slow by itself, is

@@ -10,16 +10,16 @@ mod manager;
 mod options;
 mod release;
 mod servers;
-pub(crate) mod socket;
+pub mod socket;
 mod store;
 
 pub use health::Health;
 pub use image::checksum;
 pub use options::{ClusterOptions, InGuest, OSDS_MAX};
 pub use release::release;
-pub(crate) use release::release_in;
+pub use release::release_in;
 pub use servers::Servers;
-pub(crate) use store::SSD_OP_SHARDS;
+pub use store::SSD_OP_SHARDS;
 pub use store::Store;
 
 use std::collections::BTreeMap;

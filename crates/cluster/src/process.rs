@@ -58,7 +58,7 @@ pub fn find(program: &str) -> Option<std::path::PathBuf> {
 ///
 /// # Errors
 /// The package to install, in one line.
-pub(crate) fn need(program: &str, package: &str) -> Result<(), String> {
+pub fn need(program: &str, package: &str) -> Result<(), String> {
     match find(program) {
         Some(_) => Ok(()),
         None => Err(format!("{program} is not installed; on Debian: apt-get install {package}")),

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use tidepool_lab::device::faults::{Act, Remains, Times};
-use tidepool_lab::device::model::Kind;
-use tidepool_lab::device::{Emulated, preset};
-use tidepool_lab::{Scratch, scratch};
+use tidepool_cluster::device::faults::{Act, Remains, Times};
+use tidepool_cluster::device::model::Kind;
+use tidepool_cluster::device::{Emulated, preset};
+use tidepool_cluster::{Scratch, scratch};
 
 const MIB: u64 = 1 << 20;
 /// Longest wait for something that comes at once.

@@ -11,7 +11,7 @@ pub fn release() -> Option<u32> {
 
 /// The release in the version that a program of Ceph prints:
 /// `ceph version 16.2.15 (…) pacific (stable)`.
-pub(crate) fn release_in(told: &str) -> Option<u32> {
+pub fn release_in(told: &str) -> Option<u32> {
     told.strip_prefix("ceph version ")?.split(['.', ' ']).next()?.parse().ok()
 }
 

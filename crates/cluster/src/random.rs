@@ -1,7 +1,7 @@
 //! Pseudorandom numbers that are the same for the same seed.
 
 /// One mixing step of SplitMix64; also a cheap hash of a word.
-pub(crate) fn mix(word: u64) -> u64 {
+pub fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     word ^ (word >> 31)
@@ -17,15 +17,15 @@ impl Random {
         Random(seed)
     }
 
-    /// The next number.
-    pub fn next(&mut self) -> u64 {
+    /// The next number, of 64 bits.
+    pub fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
     /// A number below `bound`. `bound` is at least 1.
     pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
+        self.word() % bound
     }
 
     /// Puts things into a random order (Fisher and Yates).

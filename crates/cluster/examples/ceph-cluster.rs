@@ -6,8 +6,8 @@
 use std::io::Read;
 use std::time::Duration;
 
-use tidepool_lab::cluster::Servers;
-use tidepool_lab::{Cluster, ClusterOptions};
+use tidepool_cluster::ceph::Servers;
+use tidepool_cluster::{Cluster, ClusterOptions};
 
 fn main() {
     let osds = std::env::args().nth(1).and_then(|word| word.parse().ok()).unwrap_or(1);

@@ -72,7 +72,7 @@ struct Places {
 impl Places {
     fn pick(&mut self) -> u64 {
         let place = if self.job.pattern.is_random() {
-            self.random.next() % self.places
+            self.random.below(self.places)
         } else {
             self.next += 1;
             (self.next - 1) % self.places

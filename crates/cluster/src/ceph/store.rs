@@ -33,7 +33,7 @@ pub enum Store {
 
 /// Ceph's numbers for SSDs: the shards of an OSD's queue, and the threads of each shard
 /// (`osd_op_num_shards_ssd`, `osd_op_num_threads_per_shard_ssd`).
-pub(crate) const SSD_OP_SHARDS: [u32; 2] = [8, 2];
+pub const SSD_OP_SHARDS: [u32; 2] = [8, 2];
 
 /// Options of BlueStore's database: buffers of 16 MiB, as in Ceph since 18, and a log of 64 MiB,
 /// because SSDs are small here. With the options of Ceph 16 (256 MiB and 1 GiB) the log has 281 MiB

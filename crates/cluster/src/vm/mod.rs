@@ -24,9 +24,9 @@ use link::Link;
 /// QEMU's program.
 pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 /// The name of QEMU's process: the fifteen bytes that the kernel keeps of the program's name.
-pub(crate) const PROCESS_NAME: &str = "qemu-system-x86";
+pub const PROCESS_NAME: &str = "qemu-system-x86";
 /// The Debian package with that program.
-pub(crate) const PACKAGE: &str = "qemu-system-x86";
+pub const PACKAGE: &str = "qemu-system-x86";
 /// Kernel parameters for a virtual machine on a busy machine. There the emulated timer fails the
 /// kernel's check, which hangs the boot, and the emulated processor stands still for longer than
 /// the kernel's watchdogs allow.
@@ -82,7 +82,7 @@ fn failed(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> VmError {
 ///
 /// # Errors
 /// The reason why not, in one line.
-pub(crate) fn probe() -> Result<(), String> {
+pub fn probe() -> Result<(), String> {
     process::need(PROGRAM, PACKAGE)?;
     process::need("fio", "fio")?;
     root::busybox().map_err(|why| why.to_string())?;
@@ -91,14 +91,17 @@ pub(crate) fn probe() -> Result<(), String> {
 
 /// The kernel and root that guests with clients boot. They are made once, and booted many times.
 #[derive(Debug)]
-pub(crate) struct Image {
+pub struct Image {
     kernel: Kernel,
     root: PathBuf,
 }
 
 impl Image {
     /// Finds the kernel, and writes the root, with fio and the given modules, to `path`.
-    pub(crate) fn build(path: PathBuf, modules: &[&str]) -> Result<Image, VmError> {
+    ///
+    /// # Errors
+    /// The kernel, a module or a program is missing, or the root cannot be written.
+    pub fn build(path: PathBuf, modules: &[&str]) -> Result<Image, VmError> {
         let kernel = Kernel::installed()?;
         let contents = root::Contents {
             init: INIT,
@@ -110,14 +113,13 @@ impl Image {
         Ok(Image { kernel, root: path })
     }
 
-    /// An image that was never built, and cannot be booted.
-    #[cfg(test)]
-    pub(crate) fn unbuilt() -> Image {
+    /// An image that was never built, and cannot be booted: for tests of what has one.
+    pub fn unbuilt() -> Image {
         Image { kernel: Kernel::nowhere(), root: PathBuf::new() }
     }
 
     /// The kernel's version, from the name of its file.
-    pub(crate) fn kernel(&self) -> String {
+    pub fn kernel(&self) -> String {
         let name = self.kernel.image.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         name.trim_start_matches("vmlinuz-").to_string()
     }
@@ -136,7 +138,10 @@ pub struct Vm {
 impl Vm {
     /// Starts a guest with these devices, as QEMU's options. The guest is known as `name`, and its
     /// files are in `directory`. It has not booted when this returns: see [`Vm::wait`].
-    pub(crate) fn start(
+    ///
+    /// # Errors
+    /// QEMU cannot be run, or it ended at once.
+    pub fn start(
         image: &Image,
         directory: &Path,
         name: &str,
@@ -189,7 +194,10 @@ impl Vm {
     }
 
     /// Waits until the guest has booted.
-    pub(crate) fn wait(&self) -> Result<(), VmError> {
+    ///
+    /// # Errors
+    /// The guest has ended, or has not booted in time.
+    pub fn wait(&self) -> Result<(), VmError> {
         let start = Instant::now();
         while !self.link.state().ready {
             self.holds()?;
@@ -202,7 +210,10 @@ impl Vm {
     }
 
     /// Proves that the guest still runs.
-    pub(crate) fn holds(&self) -> Result<(), VmError> {
+    ///
+    /// # Errors
+    /// The guest has ended; the error says how.
+    pub fn holds(&self) -> Result<(), VmError> {
         match self.process.ended().map_err(failed(format!("cannot look at {PROGRAM}")))? {
             None => Ok(()),
             Some(how) => Err(self.failed(&format!("it has ended: {how}"))),
@@ -210,17 +221,20 @@ impl Vm {
     }
 
     /// The guest's name.
-    pub(crate) fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The id of the guest's process.
-    pub(crate) fn id(&self) -> u32 {
+    pub fn id(&self) -> u32 {
         self.process.id()
     }
 
     /// Runs a command with little output in the guest's shell; returns the output.
-    pub(crate) fn tell(&self, words: &[&str]) -> Result<String, VmError> {
+    ///
+    /// # Errors
+    /// The guest does not answer.
+    pub fn tell(&self, words: &[&str]) -> Result<String, VmError> {
         let words: Vec<String> =
             ["tell"].iter().chain(words).map(|word| word.to_string()).collect();
         self.ask(&words)
@@ -240,7 +254,10 @@ impl Vm {
     }
 
     /// Ends the guest (SIGTERM), which closes its disk.
-    pub(crate) fn stop(&self) -> Result<(), VmError> {
+    ///
+    /// # Errors
+    /// The guest does not end in time.
+    pub fn stop(&self) -> Result<(), VmError> {
         self.process
             .signal(rustix::process::Signal::TERM)
             .map_err(failed(format!("cannot end {PROGRAM}")))?;

@@ -27,7 +27,7 @@ pub use crate::switch::Transit;
 /// Most servers in a network.
 pub const SERVERS_MAX: u32 = 16;
 /// The name of a node's interface to the switch.
-pub(crate) const LINK: &str = "eth0";
+pub const LINK: &str = "eth0";
 /// The name of the bridge that joins that interface to guests on the node.
 const GUESTS: &str = "guests";
 /// A MAC address that no network card has.

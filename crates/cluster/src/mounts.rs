@@ -52,7 +52,7 @@ pub(crate) fn abort_below(directory: &Path) {
 
 /// Unmounts everything at or below `directory`, the innermost first, even if it is in use. A mount
 /// whose server is gone would make it impossible to remove the directory.
-pub(crate) fn unmount_below(directory: &Path) {
+pub fn unmount_below(directory: &Path) {
     for Mount { point, .. } in &mounts_below(directory) {
         if unmount(point, UnmountFlags::DETACH | UnmountFlags::FORCE).is_err() {
             // Users other than root may unmount FUSE mounts through FUSE's helper.
@@ -74,7 +74,7 @@ pub(crate) fn unmount_below(directory: &Path) {
 ///
 /// # Errors
 /// A path has a zero byte.
-pub(crate) fn instead(command: &mut Command, pairs: &[(PathBuf, PathBuf)]) -> io::Result<()> {
+pub fn instead(command: &mut Command, pairs: &[(PathBuf, PathBuf)]) -> io::Result<()> {
     let text = |path: &Path| CString::new(path.as_os_str().as_bytes());
     let pairs = pairs
         .iter()
