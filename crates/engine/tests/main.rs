@@ -19,6 +19,7 @@ mod holes;
 mod interplay;
 mod layout;
 mod leaving;
+mod mirror;
 mod opening;
 mod pairing;
 mod pairing_faults;

@@ -281,6 +281,7 @@ mod tests {
                 appends_in_flight: 2,
                 drain_buffers: 4,
                 stop_flush_ns_max: 0,
+                mirror_bytes: 0,
             };
             self.machine.open(&config, self.now).expect("a cache without faults")
         }

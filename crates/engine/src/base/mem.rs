@@ -163,6 +163,17 @@ impl Arena {
         Some(Buf { offset: start << ORDER_MIN, len: len as u32 })
     }
 
+    /// A buffer of any size that is never given back. Nothing was handed out before it.
+    pub(crate) fn set_aside(&mut self, len: usize) -> Buf {
+        assert_eq!(self.free_bytes, self.len, "what is set aside comes first");
+        let chunk = 1 << ORDER_MAX;
+        for at in 0..len.div_ceil(chunk) {
+            let part = self.alloc(chunk).expect("the arena holds what is set aside");
+            assert_eq!(part.offset as usize, at * chunk, "chunks are handed out in their order");
+        }
+        Buf { offset: 0, len: len as u32 }
+    }
+
     /// Gives back a buffer that [`Arena::alloc`] returned (with its original offset; the length may
     /// have been cut).
     ///

@@ -2,6 +2,7 @@
 
 use crate::api::{BLOCK_BYTES, VOLUMES_MAX};
 use crate::base::mem::{Arena, Buf};
+use crate::base::shared::EngineConfig;
 use crate::format::SUMMARY_BLOCKS_MAX;
 
 /// Append buffers that only reclaim's moves may use, so that it always gets on.
@@ -37,6 +38,8 @@ pub(crate) enum For {
     Edge,
     /// Pages of a checkpoint.
     Checkpoint,
+    /// A segment of the log, as it is written.
+    Mirror,
 }
 
 /// Buffers of one size.
@@ -45,6 +48,12 @@ struct Pool {
 }
 
 impl Pool {
+    /// Parts of `bytes` each of memory that was set aside.
+    fn of(memory: Buf, bytes: usize) -> Pool {
+        let count = memory.len as usize / bytes;
+        Pool { free: (0..count).rev().map(|at| memory.slice(at * bytes, bytes)).collect() }
+    }
+
     fn new(arena: &mut Arena, count: usize, bytes: usize) -> Pool {
         let free = (0..count)
             .map(|_| arena.alloc(bytes).expect("the arena holds the core's buffers"))
@@ -56,34 +65,35 @@ impl Pool {
 /// All buffers that the core uses itself.
 pub(crate) struct Pools {
     /// By [`For`].
-    pools: [Pool; 5],
+    pools: [Pool; 6],
     reclaim_summary: Buf,
     reclaim_data: Buf,
     repair: Buf,
 }
 
 impl Pools {
-    /// Buffers for appends of `append_bytes`, so many of which are in flight at once, and for so
-    /// many transfers of the drain.
+    /// The buffers that the configuration asks for; `mirror` is memory for segments of the log.
     pub(crate) fn new(
         arena: &mut Arena,
-        append_bytes: usize,
-        appends_in_flight: usize,
-        drain_buffers: usize,
+        config: &EngineConfig,
+        (mirror, segment_bytes): (Buf, usize),
     ) -> Pools {
-        let appends = appends_in_flight + BUFFERS_FOR_FILLS + BUFFERS_FOR_MOVES;
+        let appends = config.appends_in_flight + BUFFERS_FOR_FILLS + BUFFERS_FOR_MOVES;
         let mut one = |bytes| arena.alloc(bytes).expect("the arena holds the core's buffers");
         let (reclaim_summary, reclaim_data) = (one(SUMMARY_BYTES), one(MOVE_BLOCKS * BLOCK_BYTES));
         let repair = one(BLOCK_BYTES);
         let pools = [
-            (appends, append_bytes.max(256 << 10)),
+            (appends, config.append_bytes.max(256 << 10)),
             (SUMMARY_BUFFERS, SUMMARY_BYTES),
-            (drain_buffers, PIECE_BLOCKS * BLOCK_BYTES),
+            (config.drain_buffers, PIECE_BLOCKS * BLOCK_BYTES),
             (EDGE_BUFFERS, BLOCK_BYTES),
             (CHECKPOINT_BUFFERS, 256 << 10),
         ];
+        let [append, summary, drain, edge, checkpoint] =
+            pools.map(|(count, bytes)| Pool::new(arena, count, bytes));
+        let mirror = Pool::of(mirror, segment_bytes);
         Pools {
-            pools: pools.map(|(count, bytes)| Pool::new(arena, count, bytes)),
+            pools: [append, summary, drain, edge, checkpoint, mirror],
             reclaim_summary,
             reclaim_data,
             repair,

@@ -1,7 +1,7 @@
 //! What the core works with: the memory of transfers, effects, and what is true of the cache
 //! device.
 
-use crate::api::{ControlError, Nanos};
+use crate::api::{BLOCK_BYTES, ControlError, Nanos};
 use crate::base::checkpoints::Checkpoints;
 use crate::base::consequences::{Consequence, Consequences};
 use crate::base::flight::Io;
@@ -29,6 +29,9 @@ pub struct EngineConfig {
     /// How long a shutdown waits for backends to be flushed, in nanoseconds. It goes on without
     /// those that do not answer.
     pub stop_flush_ns_max: Nanos,
+    /// Memory for the newest segments of the log, beside `arena_bytes`: what the drain finds there
+    /// it does not read from the device. Less than a segment is nothing.
+    pub mirror_bytes: usize,
 }
 
 impl Default for EngineConfig {
@@ -39,6 +42,7 @@ impl Default for EngineConfig {
             appends_in_flight: 3,
             drain_buffers: 64,
             stop_flush_ns_max: STOP_FLUSH_NS_MAX,
+            mirror_bytes: 0,
         }
     }
 }
@@ -52,6 +56,7 @@ impl EngineConfig {
             appends_in_flight: 3,
             drain_buffers: 16,
             stop_flush_ns_max: STOP_FLUSH_NS_MAX,
+            mirror_bytes: 0,
         }
     }
 }
@@ -85,13 +90,11 @@ enum Stop {
 impl Base {
     /// `durable`: number of the newest durable checkpoint.
     pub(crate) fn new(geo: Geometry, config: EngineConfig, durable: u64) -> Base {
-        let mut arena = Arena::new(config.arena_bytes);
-        let pools = Pools::new(
-            &mut arena,
-            config.append_bytes,
-            config.appends_in_flight,
-            config.drain_buffers,
-        );
+        let segment_bytes = geo.segment_blocks as usize * BLOCK_BYTES;
+        let mirror_bytes = config.mirror_bytes / segment_bytes * segment_bytes;
+        let mut arena = Arena::new(config.arena_bytes + mirror_bytes);
+        let mirror = arena.set_aside(mirror_bytes);
+        let pools = Pools::new(&mut arena, &config, (mirror, segment_bytes));
         Base {
             geo,
             config,

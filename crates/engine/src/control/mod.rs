@@ -187,6 +187,14 @@ impl Engine {
         self.persist(control);
     }
 
+    /// Lets nothing more go from the cache to the backends, or lets it go again: to measure what the
+    /// drain costs. Meanwhile what waits for the drain waits, and what a loss would cost has no
+    /// bound.
+    pub fn pause_drain(&mut self, paused: bool) {
+        self.drain.pause(paused);
+        self.ground.stir();
+    }
+
     /// Replaces [`VolumeSpec::attachment`]. [`Effect::ControlDone`] comes when a restart will find
     /// the new one, whatever else is being done to the volume.
     pub fn set_attachment(&mut self, _now: Nanos, id: VolumeId, attachment: Vec<u8>, control: u64) {

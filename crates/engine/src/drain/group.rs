@@ -305,6 +305,9 @@ impl Drain {
 
     /// Cuts groups, commits what is written, trims what the image has.
     pub(crate) fn group_step(&mut self, ground: &mut Ground, now: Nanos) {
+        if self.paused {
+            return;
+        }
         for id in ground.places() {
             let Some(volume) = ground.get(id) else { continue };
             let may_send =
@@ -503,7 +506,7 @@ impl Drain {
             let note = (!groups.noting).then_some(groups.noted_at + NOTE_NS);
             ages.into_iter().flatten().chain(note).filter(|&at| at > now).min()
         };
-        ground.ids().filter_map(due).min()
+        ground.ids().filter(|_| !self.paused).filter_map(due).min()
     }
 }
 

@@ -49,6 +49,8 @@ const PIECES_RELAXED: usize = 8;
 /// Pieces in flight to the image while its volume is being written and the redo has what is
 /// committed: the more is dirty, the nearer they come to [`PIECES_RELAXED`].
 const PIECES_GENTLE: usize = 1;
+/// Blocks that are copied from memory at once; a client waits meanwhile.
+const COPIED_BLOCKS_MAX: usize = (1 << 20) / BLOCK_BYTES;
 /// Objects of one volume that are being drained or wait for the backend's flush.
 const OBJECTS_MAX: usize = 1024;
 
@@ -62,6 +64,10 @@ pub(crate) struct Drain {
     spare_written: Vec<Vec<Written>>,
     /// The volume that is the first to be looked at next.
     next: usize,
+    /// Nothing more is begun.
+    paused: bool,
+    /// Blocks that this step has copied from memory.
+    copied_blocks: usize,
 }
 
 /// The drain of one volume.
@@ -114,7 +120,14 @@ impl Drain {
             frames: Slab::with_capacity(transfers),
             spare_written: Vec::new(),
             next: 0,
+            paused: false,
+            copied_blocks: 0,
         }
+    }
+
+    /// From now on nothing more is begun, or everything that is due.
+    pub(crate) fn pause(&mut self, paused: bool) {
+        self.paused = paused;
     }
 
     /// A volume has come.
@@ -210,6 +223,10 @@ impl Drain {
 
     /// Starts as much of the drain as is due.
     pub(crate) fn step(&mut self, ground: &mut Ground, now: Nanos) {
+        if self.paused {
+            return;
+        }
+        self.copied_blocks = 0;
         // Stopped backends keep what they have: some buffers are for volumes that have none.
         let attached = ground.ids().filter(|&id| ground.volume(id).is_attached());
         let without = attached.filter(|&id| self.volumes.of(id).in_flight == 0).count();
@@ -235,6 +252,10 @@ impl Drain {
             }
             let part = self.volumes.of(id);
             let in_flight = part.in_flight;
+            // What is in flight comes back, and the next step goes on.
+            if in_flight > 0 && self.copied_blocks >= COPIED_BLOCKS_MAX {
+                return;
+            }
             let urgent = self.is_urgent(ground, id);
             // A volume may use as many buffers as are left for the others: a stopped backend cannot
             // take them all.
@@ -369,7 +390,8 @@ impl Drain {
             let next = self.volumes.of(id).queue.next().filter(|_| !volume.progress().is_grouped());
             next.map(|dirty| dirty.since + DELAY_NS)
         };
-        ground.ids().filter_map(due).filter(|&at| at > now).min()
+        let due = ground.ids().filter(|_| !self.paused).filter_map(due);
+        due.filter(|&at| at > now).min()
     }
 
     /// Objects are being drained, or something of the volume is on its way to the backend.

@@ -153,11 +153,13 @@ impl Front {
                     count.hit_blocks += u64::from(n);
                     count.parent_blocks += if source == vid { 0 } else { u64::from(n) };
                     (position..position + n).for_each(|p| ground.space_mut().touch(p));
-                    let (volume, again) = (source, false);
-                    self.read_cached(
-                        ground,
-                        CachedRead { op: id, volume, block, position, buf: part, again },
-                    );
+                    if !is_read_from_memory(ground, position, part) {
+                        let (volume, again) = (source, false);
+                        self.read_cached(
+                            ground,
+                            CachedRead { op: id, volume, block, position, buf: part, again },
+                        );
+                    }
                 }
                 Lookup::Zero => {
                     count.hit_blocks += u64::from(n);
@@ -375,4 +377,16 @@ impl Front {
         }
         Err(op)
     }
+}
+
+/// Copies blocks from the newest segments of the log, if they are there and verify.
+fn is_read_from_memory(ground: &mut Ground, position: Position, buf: Buf) -> bool {
+    let blocks = buf.len as usize / BLOCK_BYTES;
+    let Some(from) = ground.mirrored(position, blocks) else { return false };
+    ground.copy(from, buf);
+    (0..blocks).all(|i| {
+        let part = buf.slice(i * BLOCK_BYTES, BLOCK_BYTES);
+        let crc = ground.marks().crc(position + i as u32);
+        mutated!(SkipReadCrc) || crc32c(ground.bytes(part)) == crc
+    })
 }

@@ -109,6 +109,11 @@ impl Ground {
         }
     }
 
+    /// `n` blocks that follow each other on the device, if they are in memory as they were written.
+    pub(crate) fn mirrored(&self, position: Position, n: usize) -> Option<Buf> {
+        self.log.mirrored(self.base.geo(), position, n)
+    }
+
     /// Nobody needs an append any more.
     pub(crate) fn put_away(&mut self, append: Append) {
         self.log.put_away(&mut self.base, append);

@@ -42,6 +42,8 @@ pub(crate) struct Append {
     /// First block past it in its segment.
     pub(super) end_block: u32,
     pub(super) buf: Buf,
+    /// The buffer is a part of the mirror.
+    pub(super) is_mirrored: bool,
     /// Number in its stream, from 1.
     pub(super) number: u64,
     pub(super) done: bool,
@@ -62,6 +64,7 @@ impl Append {
             segment: 0,
             end_block: 0,
             buf,
+            is_mirrored: false,
             number: 0,
             done: false,
             dsync: false,
@@ -145,8 +148,9 @@ impl Append {
     }
 
     /// Puts it back as it was, to be filled again.
-    pub(super) fn reset(&mut self, stream: Stream, segment: u32, buf: Buf) {
-        (self.stream, self.segment, self.buf) = (stream, segment, buf);
+    pub(super) fn reset(&mut self, stream: Stream, segment: u32, buf: Buf, is_mirrored: bool) {
+        (self.stream, self.segment) = (stream, segment);
+        (self.buf, self.is_mirrored) = (buf, is_mirrored);
         (self.done, self.dsync, self.repairs) = (false, false, false);
         self.records.clear();
         self.entries.clear();

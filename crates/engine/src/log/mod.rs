@@ -9,11 +9,13 @@
 //! |---|---|
 //! | `build` | An append while it is built |
 //! | `copy` | The second copy of a volume's log at its peer, as the owner knows it (RFC 9) |
+//! | `mirror` | The newest segments in memory |
 //! | `sequences` | How far the log of one volume is |
 //! | `stable` | What of the log is on stable media, and who waits for that |
 
 pub(crate) mod build;
 pub(crate) mod copy;
+mod mirror;
 pub(crate) mod sequences;
 pub(crate) mod stable;
 
@@ -24,6 +26,7 @@ use crate::base::mutation::mutated;
 use crate::base::pools::For;
 use crate::base::shared::Base;
 use crate::base::util::Slab;
+use crate::blocks::index::Position;
 use crate::blocks::space::{NONE, RESERVE_READ_CACHE, RESERVE_WRITES, Space};
 use crate::format::summary::encode_summary;
 use crate::format::{
@@ -31,6 +34,7 @@ use crate::format::{
     byte,
 };
 use crate::log::build::{Append, Builder, BuiltEntry};
+use crate::log::mirror::Mirror;
 use crate::log::stable::Stable;
 use std::collections::VecDeque;
 use zerocopy::IntoBytes;
@@ -74,6 +78,7 @@ pub(crate) struct Log {
     spare: Vec<Append>,
     spare_summaries: Vec<(Vec<SummaryRecord>, Vec<Entry>)>,
     stable: Stable,
+    mirror: Mirror,
     /// A segment is being packed into the last free ones, or a block is being repaired: writes must
     /// leave room for that.
     reclaims: bool,
@@ -127,6 +132,7 @@ impl Log {
             spare: Vec::new(),
             spare_summaries: Vec::new(),
             stable: Stable::default(),
+            mirror: Mirror::default(),
             reclaims: false,
             repairs: false,
         }
@@ -214,7 +220,7 @@ impl Log {
         if self.streams[stream as usize].segment != NONE {
             let builder = self.builder(base, space, stream, buf);
             if builder.fits(1 + blocks, 1, entries) {
-                return Ok(builder);
+                return Ok(give_unused(base, builder, buf));
             }
             self.spare.push(builder.append);
             // A checkpoint waits until no segment is being closed; closing the next one would hold
@@ -236,15 +242,42 @@ impl Log {
         };
         let state = self.stream(stream);
         (state.segment, state.next_block, state.published_block) = (segment, 0, 0);
+        self.mirror_segment(base, stream, segment);
         let mut builder = self.builder(base, space, stream, buf);
         write_segment_header(base, &mut builder);
-        Ok(builder)
+        Ok(give_unused(base, builder, buf))
+    }
+
+    /// A segment begins: one of the log is mirrored, if there is memory for it.
+    fn mirror_segment(&mut self, base: &mut Base, stream: Stream, segment: u32) {
+        let pools = base.pools_mut();
+        let before = self.mirror.forget(segment);
+        before.into_iter().for_each(|buf| pools.give(For::Mirror, buf));
+        if stream != Stream::Log {
+            return;
+        }
+        // What is in flight is written from there.
+        let sealing = &self.sealing;
+        let in_use = |segment| sealing.iter().any(|sealing| sealing.segment == segment);
+        let buf = pools.take(For::Mirror).or_else(|| self.mirror.evict(in_use));
+        buf.into_iter().for_each(|buf| self.mirror.open(segment, buf));
+    }
+
+    /// `n` blocks that follow each other on the device, if they are in memory as they were written.
+    pub(crate) fn mirrored(&self, geo: &Geometry, position: Position, n: usize) -> Option<Buf> {
+        let segment = geo.segment_of(position);
+        self.mirror.blocks(segment, position - geo.segment_block(segment), n)
     }
 
     fn builder(&mut self, base: &Base, space: &Space, stream: Stream, buf: Buf) -> Builder {
         let state = &self.streams[stream as usize];
         let mut append = self.spare.pop().unwrap_or_else(|| Append::new(stream, buf));
-        append.reset(stream, state.segment, buf);
+        let mirror = (stream == Stream::Log)
+            .then(|| self.mirror.rest(state.segment, state.next_block))
+            .flatten()
+            .map(|rest| rest.slice(0, rest.len.min(buf.len) as usize));
+        append.reset(stream, state.segment, mirror.unwrap_or(buf), mirror.is_some());
+        let buf = append.buf;
         Builder {
             stream,
             segment: state.segment,
@@ -314,7 +347,7 @@ impl Log {
         if result.is_err() || base.is_dead() {
             let append = self.appends.remove(index);
             self.stream(append.stream).in_flight.retain(|&i| i != index);
-            base.pools_mut().give(For::Append, append.buf);
+            give_back(base, &append);
             return Err(DeviceFailed);
         }
         self.appends[index].done = true;
@@ -357,7 +390,7 @@ impl Log {
 
     /// Nobody needs an append any more.
     pub(crate) fn put_away(&mut self, base: &mut Base, append: Append) {
-        base.pools_mut().give(For::Append, append.buf);
+        give_back(base, &append);
         self.spare.push(append);
     }
 
@@ -433,6 +466,21 @@ impl Log {
         space.end_seal(segment);
         self.write_summaries(base, space);
         Ok(())
+    }
+}
+
+/// The append is built in the mirror, or else in `buf`, which is given back if it is not needed.
+fn give_unused(base: &mut Base, builder: Builder, buf: Buf) -> Builder {
+    if builder.append.is_mirrored {
+        base.pools_mut().give(For::Append, buf);
+    }
+    builder
+}
+
+/// Nobody needs the memory of an append any more. What is in the mirror stays there.
+fn give_back(base: &mut Base, append: &Append) {
+    if !append.is_mirrored {
+        base.pools_mut().give(For::Append, append.buf);
     }
 }
 

@@ -117,6 +117,7 @@ impl Plan {
             appends_in_flight: rng.range(1..5) as usize,
             drain_buffers: rng.pick(&[4, 8, 16]),
             stop_flush_ns_max: rng.pick(&[0, 100 * MS, 5 * S]),
+            mirror_bytes: 0,
         };
         // What a change past the log has made void in the cache may be back if the device lies:
         // nothing beside the image tells.
