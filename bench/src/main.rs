@@ -1,6 +1,8 @@
 //! `make bench`: the raw device, an NBD server that does nothing, Tidepool, and the uncached image
 //! through librbd, measured side by side by fio in one run.
 
+mod drain;
+mod latency;
 mod neighbours;
 mod report;
 mod restart;
@@ -45,6 +47,12 @@ struct Options {
     /// Measure that alone, and put it into the report that is there.
     #[arg(long, conflicts_with = "no_neighbours")]
     only_neighbours: bool,
+    /// Measure what a client notices of the drain, and put that into the report that is there.
+    #[arg(long, conflicts_with_all = ["no_neighbours", "only_neighbours"])]
+    only_drain: bool,
+    /// Pairs of slices, the drain paused and not, of which that is made.
+    #[arg(long, default_value_t = 20)]
+    pairs: u32,
     /// Where the files of the measurement go; the cache, the raw file and the OSD share its disk.
     #[arg(long, default_value_os_t = tidepool_cluster::scratch::parent())]
     dir: PathBuf,
@@ -115,7 +123,16 @@ fn main() -> ExitCode {
 /// Runs everything and writes the report.
 fn bench(options: &Options) -> Result<(), Failure> {
     if options.only_neighbours {
-        return only_neighbours(options);
+        return only(options, |results| {
+            results.neighbours = Some(neighbours(options)?);
+            Ok(())
+        });
+    }
+    if options.only_drain {
+        return only(options, |results| {
+            results.drain = Some(disturbance(options)?);
+            Ok(())
+        });
     }
     tidepool_testkit::need("fio", "fio")?;
     let sizes = match options.quick {
@@ -151,6 +168,7 @@ fn bench(options: &Options) -> Result<(), Failure> {
         points: Vec::new(),
         restarts: Vec::new(),
         neighbours: None,
+        drain: None,
     };
     for (at, &seconds) in lengths.iter().enumerate() {
         let repeats = options.repeats.get(at).or(options.repeats.last());
@@ -219,14 +237,26 @@ fn neighbours(options: &Options) -> Result<neighbours::Neighbours, Failure> {
     neighbours::measure(machine, (seconds, repeats), &options.dir)
 }
 
-/// Puts that into the report that is there.
-fn only_neighbours(options: &Options) -> Result<(), Failure> {
+/// What a client notices of the drain.
+fn disturbance(options: &Options) -> Result<drain::Disturbance, Failure> {
+    let tidepool = tidepool_testkit::daemon::tidepool()?;
+    let programs = [&*tidepool.to_string_lossy(), "rustc"];
+    let machine = machine::look(&options.dir, &programs, machine::commit_here());
+    let seconds = options.seconds.first().copied().unwrap_or(if options.quick { 2 } else { 10 });
+    drain::measure(machine, (seconds, options.pairs), &options.dir)
+}
+
+/// Measures something alone, and puts it into the report that is there.
+fn only(
+    options: &Options,
+    measure: impl FnOnce(&mut Results) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let path = options.out.join("results.json");
     let read =
         std::fs::read(&path).and_then(|bytes| Ok(serde_json::from_slice::<Results>(&bytes)?));
     let what = format!("cannot read the report {}", path.display());
     let mut results = read.map_err(|source| Failure::Io { what, source })?;
-    results.neighbours = Some(neighbours(options)?);
+    measure(&mut results)?;
     write(options, &results)
 }
 

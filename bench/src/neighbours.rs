@@ -4,7 +4,6 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, OFlags};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 use tidepool_cluster::Scratch;
@@ -14,6 +13,7 @@ use tidepool_testkit::nbd::Client;
 use tidepool_testkit::{Admin, Daemon};
 
 use crate::Failure;
+use crate::latency::{self, Latency};
 
 /// The volume whose clients ask for much, and how large it is.
 const ATTACKED: (&str, u64) = ("attacked", 8 << 30);
@@ -60,19 +60,6 @@ pub struct Neighbour {
     pub round_effort_max: u64,
 }
 
-/// Latencies in microseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Latency {
-    /// Requests measured.
-    pub requests: usize,
-    /// The median.
-    pub p50_us: f64,
-    /// One of a thousand takes longer.
-    pub p999_us: f64,
-    /// The longest.
-    pub max_us: f64,
-}
-
 /// Measures for `seconds` at a time, each attack so many times.
 pub fn measure(
     machine: Machine,
@@ -111,7 +98,7 @@ pub fn measure(
         for (name, what) in alone.chain([("all at once", all)]) {
             // The one before may have trimmed it.
             fill(&socket)?;
-            let idle = latency(&socket, seconds)?;
+            let idle = beside(&socket, seconds)?;
             let (over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
             let attacked = std::thread::scope(|scope| {
                 for number in 0..CONNECTIONS {
@@ -127,8 +114,8 @@ pub fn measure(
                 while sent.load(Ordering::Relaxed) < (CONNECTIONS * PIPELINED) as u64 {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                let attacked = latency(&socket, seconds);
-                let disk = disk_latency(&scratch.join("raw"), seconds);
+                let attacked = beside(&socket, seconds);
+                let disk = latency::of_disk(&scratch.join("raw"), seconds);
                 over.store(true, Ordering::Relaxed);
                 attacked.and_then(|attacked| {
                     Ok((attacked, disk.map_err(io("cannot use the raw file"))?))
@@ -185,7 +172,7 @@ fn divide(all: &CpuSet) -> (CpuSet, CpuSet) {
 }
 
 /// Writes and reads 4 KiB, one after the other.
-fn latency(socket: &Path, seconds: u32) -> Result<Latency, Failure> {
+fn beside(socket: &Path, seconds: u32) -> Result<Latency, Failure> {
     let mut client = Client::connect(socket, NEIGHBOUR.0)?;
     let (begun, length) = (Instant::now(), Duration::from_secs(seconds.into()));
     let mut took_us = Vec::new();
@@ -200,35 +187,4 @@ fn latency(socket: &Path, seconds: u32) -> Result<Latency, Failure> {
         }
     }
     Ok(Latency::of(took_us))
-}
-
-/// Writes 4 KiB to stable media, one after the other.
-fn disk_latency(path: &Path, seconds: u32) -> std::io::Result<Latency> {
-    let bytes = NEIGHBOUR.1 as usize;
-    std::fs::write(path, vec![1; bytes])?;
-    let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::DSYNC;
-    let file = rustix::fs::open(path, flags, Mode::empty())?;
-    let block = AlignedBlock([7; 4096]);
-    let (begun, length) = (Instant::now(), Duration::from_secs(seconds.into()));
-    let mut took_us = Vec::new();
-    while begun.elapsed() < length {
-        let (start, at) = (Instant::now(), took_us.len() * 7 % (bytes / 4096) * 4096);
-        rustix::io::pwrite(&file, &block.0, at as u64)?;
-        took_us.push(start.elapsed().as_secs_f64() * 1e6);
-    }
-    Ok(Latency::of(took_us))
-}
-
-/// A block as `O_DIRECT` takes it.
-#[repr(align(4096))]
-struct AlignedBlock([u8; 4096]);
-
-impl Latency {
-    /// Of at least one request.
-    fn of(mut took_us: Vec<f64>) -> Latency {
-        took_us.sort_by(f64::total_cmp);
-        let at =
-            |part: f64| took_us[((took_us.len() as f64 * part) as usize).min(took_us.len() - 1)];
-        Latency { requests: took_us.len(), p50_us: at(0.5), p999_us: at(0.999), max_us: at(1.0) }
-    }
 }

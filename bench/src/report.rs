@@ -7,6 +7,7 @@ use tidepool_cluster::fio::Figures;
 use tidepool_cluster::machine::Machine;
 
 use crate::Sizes;
+use crate::drain::{Disturbance, Load, Pair, Pool, median_interval};
 use crate::neighbours::{BOUND, Neighbour, Neighbours};
 use crate::restart::Restart;
 use crate::rows::ROWS;
@@ -55,6 +56,9 @@ pub struct Results {
     /// What a client notices of the clients of another volume.
     #[serde(default)]
     pub neighbours: Option<Neighbours>,
+    /// What a client notices of the drain.
+    #[serde(default)]
+    pub drain: Option<Disturbance>,
 }
 
 /// The median; the mean of the two in the middle for an even number.
@@ -146,6 +150,56 @@ impl Results {
         text.push('\n');
     }
 
+    /// A client with the drain and without it.
+    fn disturbance_table(&self, text: &mut String) {
+        let Some(Disturbance { machine, seconds, series }) = &self.drain else { return };
+        let _ = writeln!(
+            text,
+            "## What a client notices of the drain\n\n\
+             One client sends one request after the other, 4 KiB to random places of 1 GiB, to one daemon whose drain is paused and not, in turn, for {seconds} s each. \
+             The ratio is that of the rates of each pair, its median with the 95 % interval of the median. \
+             A pair does not count if the disk moved by more than 2 × meanwhile, or had a p99.9 above 1 ms, with 4 KiB to stable media past the daemon before and after the pair. \
+             Latencies in µs, medians of the pairs. Commit {}, {}.\n\n\
+             | image | request | pairs | do not count | rate paused | rate draining | ratio | p50 paused | p50 | p99.9 paused | p99.9 | syncs paused, for each request | syncs for each group |\n|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+            machine.commit, machine.cpu,
+        );
+        for of in series {
+            let kept: Vec<&Pair> =
+                of.pairs.iter().filter(|pair| pair.objection().is_none()).collect();
+            let all = |figure: &dyn Fn(&Pair) -> f64| {
+                kept.iter().map(|pair| figure(pair)).collect::<Vec<f64>>()
+            };
+            let middle = |figure: &dyn Fn(&Pair) -> f64| median(all(figure)).unwrap_or(f64::NAN);
+            let ratio = match median_interval(all(&Pair::ratio)) {
+                Some((middle, low, high)) => format!("{middle:.2} ({low:.2}–{high:.2})"),
+                None => format!("{:.2}", middle(&Pair::ratio)),
+            };
+            let _ = writeln!(
+                text,
+                "| {} | {} | {} | {} | {:.0} | {:.0} | {ratio} | {:.0} | {:.0} | {:.0} | {:.0} | {:.2} | {:.1} |",
+                match of.pool {
+                    Pool::Memory => "in memory",
+                    Pool::OneDisk => "on the cache's disk",
+                },
+                match of.load {
+                    Load::WriteAndFlush => "write and flush",
+                    Load::Write => "write",
+                },
+                kept.len(),
+                of.pairs.len() - kept.len(),
+                middle(&|pair| pair.paused.rate),
+                middle(&|pair| pair.draining.rate),
+                middle(&|pair| pair.paused.latency.p50_us),
+                middle(&|pair| pair.draining.latency.p50_us),
+                middle(&|pair| pair.paused.latency.p999_us),
+                middle(&|pair| pair.draining.latency.p999_us),
+                middle(&|pair| pair.paused.syncs / pair.paused.latency.requests as f64),
+                middle(&|pair| pair.draining.syncs / pair.draining.groups),
+            );
+        }
+        text.push('\n');
+    }
+
     /// The report as Markdown.
     pub fn markdown(&self) -> String {
         let mut text = String::from("# Measured\n\n");
@@ -178,6 +232,7 @@ impl Results {
         self.drain_table(&mut text);
         self.restart_table(&mut text);
         self.neighbours_table(&mut text);
+        self.disturbance_table(&mut text);
         self.all_points(&mut text);
         text
     }

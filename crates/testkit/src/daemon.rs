@@ -41,6 +41,7 @@ pub struct Daemon {
     boot: Option<PathBuf>,
     host: Option<String>,
     network: Option<Namespace>,
+    drain_switch: Option<PathBuf>,
 }
 
 impl Daemon {
@@ -62,6 +63,7 @@ impl Daemon {
             boot: None,
             host: None,
             network: None,
+            drain_switch: None,
         })
     }
 
@@ -100,6 +102,11 @@ impl Daemon {
         self.network = Some(namespace);
     }
 
+    /// From its next start on, the daemon pauses its drain while there is a file at this path.
+    pub fn set_drain_switch(&mut self, path: PathBuf) {
+        self.drain_switch = Some(path);
+    }
+
     /// Starts the daemon and waits for its line `ready`. Returns the time that this took.
     pub fn start(&mut self) -> Result<Duration, Error> {
         self.start_unready()?;
@@ -126,6 +133,9 @@ impl Daemon {
         command.args(&words[1..]);
         command.args(&self.arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         command.env("STATE_DIRECTORY", self.state());
+        if let Some(switch) = &self.drain_switch {
+            command.env("TIDEPOOL_DRAIN_SWITCH", switch);
+        }
         if let Some(network) = &self.network {
             network.enter(&mut command);
         }

@@ -21,7 +21,7 @@ use sd_notify::NotifyState;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tidepool_backend::{CheckStatus, OpenOptions};
@@ -39,6 +39,10 @@ const CHECK_NOTE: Duration = Duration::from_secs(10);
 /// How long a first start waits for the checks of its images before it serves those that have
 /// answered.
 const CHECK_WAIT_MAX: Duration = Duration::from_secs(300);
+/// Names a path in the environment: while there is a file, the drain is paused. For measurements.
+const DRAIN_SWITCH: &str = "TIDEPOOL_DRAIN_SWITCH";
+/// How often it is looked whether there is a file.
+const DRAIN_SWITCH_LOOK: Duration = Duration::from_millis(20);
 
 /// What the command shows while the daemon starts.
 pub trait Console: Send + Sync + 'static {
@@ -294,6 +298,13 @@ async fn start(
     let starting = volumes.start(plan.volumes.clone()).await.map_err(Failure::failed)?;
     doors.serve(&shard);
     tasks.push(tokio::spawn(doors.clone().mend(shard.clone())));
+    if let Some(switch) = std::env::var_os(DRAIN_SWITCH) {
+        warn!(
+            "{DRAIN_SWITCH} is set: nothing goes to the images while there is a file {}",
+            switch.display()
+        );
+        tasks.push(tokio::spawn(obey_drain_switch(switch.into(), shard.clone())));
+    }
     listen(front_doors, &volumes).await?;
     let context = Arc::new(Context::new(
         volumes.clone(),
@@ -323,6 +334,19 @@ async fn start(
         }
     }
     Ok(daemon)
+}
+
+/// Pauses the drain as long as there is a file at this path.
+async fn obey_drain_switch(switch: PathBuf, shard: ShardHandle) {
+    let mut paused = false;
+    loop {
+        let wanted = switch.exists();
+        if wanted != paused && shard.pause_drain(wanted).await.is_err() {
+            return;
+        }
+        paused = wanted;
+        tokio::time::sleep(DRAIN_SWITCH_LOOK).await;
+    }
 }
 
 /// Begins to take clients in at the front doors. One that is for a volume needs that volume.

@@ -37,6 +37,7 @@ pub trait Core {
     fn set_own(&mut self, id: VolumeId, found: &OwnObjects) -> Result<(), ControlError>;
     fn set_parent(&mut self, id: VolumeId, parent: VolumeId) -> Result<(), ControlError>;
     fn drain(&mut self, now: Nanos, id: VolumeId, control: u64);
+    fn pause_drain(&mut self, paused: bool);
     fn snapshot(&mut self, now: Nanos, id: VolumeId, control: u64);
     fn resize(&mut self, now: Nanos, id: VolumeId, size_bytes: u64, control: u64);
     fn remove(&mut self, now: Nanos, id: VolumeId, verify: bool, control: u64);
@@ -96,6 +97,7 @@ forward! {
     set_own(&mut self, id: VolumeId, found: &OwnObjects) -> Result<(), ControlError>;
     set_parent(&mut self, id: VolumeId, parent: VolumeId) -> Result<(), ControlError>;
     drain(&mut self, now: Nanos, id: VolumeId, control: u64);
+    pause_drain(&mut self, paused: bool);
     snapshot(&mut self, now: Nanos, id: VolumeId, control: u64);
     resize(&mut self, now: Nanos, id: VolumeId, size_bytes: u64, control: u64);
     remove(&mut self, now: Nanos, id: VolumeId, verify: bool, control: u64);

@@ -121,6 +121,10 @@ pub(in crate::shard) enum Command {
     Deny {
         answer: oneshot::Sender<()>,
     },
+    PauseDrain {
+        paused: bool,
+        answer: oneshot::Sender<()>,
+    },
     Shutdown {
         answer: Answer<Stopped>,
     },
@@ -347,6 +351,10 @@ impl<C: Core> Reactor<C> {
             }
             Command::Deny { answer } => {
                 self.shared.count.denied += 1;
+                let _ = answer.send(());
+            }
+            Command::PauseDrain { paused, answer } => {
+                self.shared.core.pause_drain(paused);
                 let _ = answer.send(());
             }
             Command::Shutdown { answer } => self.shutdown(answer),

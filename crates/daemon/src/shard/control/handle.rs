@@ -441,6 +441,14 @@ impl ShardHandle {
         self.ask(|answer| Command::Deny { answer }).await
     }
 
+    /// Nothing more goes to the backends, or everything that is due goes again.
+    ///
+    /// # Errors
+    /// Only when the reactor has stopped.
+    pub async fn pause_drain(&self, paused: bool) -> Result<(), ShardError> {
+        self.ask(|answer| Command::PauseDrain { paused, answer }).await
+    }
+
     /// The writes of a volume that is served are to have a second copy; `record` is its ownership
     /// record, which names none. `alone` is what write-back does while none counts. `wanted` is
     /// rung when a connection to a peer would be of use.

@@ -310,6 +310,8 @@ impl Core for MemoryCore {
         self.done(control);
     }
 
+    fn pause_drain(&mut self, _paused: bool) {}
+
     fn snapshot(&mut self, _now: Nanos, _id: VolumeId, control: u64) {
         self.done(control);
     }
