@@ -1,5 +1,7 @@
 //! What a client notices of the drain: one daemon, its drain paused and not, in turn.
 
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -148,11 +150,7 @@ impl Rig {
         };
         let directory = Scratch::new_in(parent, "pool").map_err(io("cannot make a directory"))?;
         let image = directory.join(VOLUME.0);
-        let filled = std::process::Command::new("fallocate")
-            .args(["-l", &VOLUME.1.to_string()])
-            .arg(&image)
-            .status();
-        filled.map_err(io("cannot make an image"))?;
+        fill(&image).map_err(io("cannot fill the image"))?;
         let file = |what: &str| scratch.join(what);
         let (socket, admin) = (file("nbd.sock"), Admin::new(file("admin.sock")));
         let arguments = vec![
@@ -206,6 +204,14 @@ impl Rig {
         self.admin.drain(VOLUME.0)?;
         Ok(())
     }
+}
+
+/// Makes an image of which nothing is a hole.
+fn fill(image: &Path) -> std::io::Result<()> {
+    let mut file = File::create(image)?;
+    let part = vec![0x11; 1 << 20];
+    (0..VOLUME.1 / part.len() as u64).try_for_each(|_| file.write_all(&part))?;
+    file.sync_all()
 }
 
 fn io(what: &str) -> impl FnOnce(std::io::Error) -> Failure {
